@@ -12,14 +12,14 @@ from pathlib import Path
 
 from segue.errors import SegueError
 
-ROOMS = {
+PACKAGES = {
     "data": ("prepare", "scale", "spark"),
     "training": ("epoch", "catalogue", "processes"),
     "recommend": ("recommend", "evaluate", "index", "mixture", "increment", "embed", "codes"),
     "serving": ("serve", "durability", "replicas"),
     "quality": ("plan", "window", "cold"),
 }
-MODULES = {subject: f"bench.{room}.{subject}" for room, subjects in ROOMS.items() for subject in subjects}
+MODULES = {subject: f"bench.{package}.{subject}" for package, subjects in PACKAGES.items() for subject in subjects}
 NEED_DATA = ("epoch", "recommend", "evaluate", "serve", "replicas", "mixture", "cold", "spark", "processes")
 MAY_HAVE_DATA = ("window", "codes")
 WHERE = (
@@ -32,12 +32,12 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("subjects", nargs="+", choices=list(MODULES))
     parser.add_argument("--data", type=Path, help="folder with events.tsv.gz")
-    chosen, rest = parser.parse_known_args(argv)
-    for subject in chosen.subjects:
-        if subject in NEED_DATA and (chosen.data is None or not (chosen.data / "events.tsv.gz").is_file()):
+    options, rest = parser.parse_known_args(argv)
+    for subject in options.subjects:
+        if subject in NEED_DATA and (options.data is None or not (options.data / "events.tsv.gz").is_file()):
             parser.error(f"{subject} needs a log: {WHERE}")
-    for subject in chosen.subjects:
-        data = ["--data", str(chosen.data)] if chosen.data and subject in (*NEED_DATA, *MAY_HAVE_DATA) else []
+    for subject in options.subjects:
+        data = ["--data", str(options.data)] if options.data and subject in (*NEED_DATA, *MAY_HAVE_DATA) else []
         importlib.import_module(MODULES[subject]).main([*data, *rest])
 
 

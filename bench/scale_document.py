@@ -1,4 +1,4 @@
-"""What benches wrote into bench/results → the tables of docs/scale.md, each between the lines with its subject's name.
+"""Results of benches in bench/results → the tables of docs/scale.md, each between the markers of its subject.
 
     python -m bench.scale_document
 
@@ -39,9 +39,9 @@ def main() -> None:
 def section(result: dict[str, Any]) -> list[str]:
     """A bench's table, what its columns mean, and where and when it was measured."""
     rows = [{name: shown(value) for name, value in row.items()} for row in result["rows"]]
-    about = result["machine"]
-    measured = f"Measured on {about['at'][:10]} with {about['cores']} cores."
-    return [*markdown(rows), "", " ".join([measured, *result["notes"]])]
+    conditions = result["machine"]
+    origin = f"Measured on {conditions['at'][:10]} with {conditions['cores']} cores."
+    return [*markdown(rows), "", " ".join([origin, *result["notes"]])]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Shared fixtures: a planted log, its data folder and a run, made once a worker."""
+"""Shared fixtures: a planted log, its data folder and a run, made once per worker."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from bench.serving.postgres import PostgresServer
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# How long an example takes depends on the machine and on what else it does: no law is broken by that.
+# How long an example takes depends on the machine and on what else it does: a slow example is not an error.
 settings.register_profile("segue", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("segue")
 
-# Modules whose tests go to one worker, because what they share takes long to make: services and a browser, pairs of
-# processes, a Spark session, a search. (xdist's own groups are marks, which it no longer finds since pytest 9.2.)
+# Modules whose tests go to one worker, because their fixtures are slow: services and a browser, pairs of
+# processes, a Spark session, a search. (xdist's own groups are marks, which it does not find since pytest 9.2.)
 TOGETHER = {
     "test_page.py": "page",
     "test_hostile.py": "hostile",
@@ -50,7 +50,7 @@ class GroupedScheduling(LoadScopeScheduling):  # type: ignore[misc]  # it has no
 
 
 def pytest_collection_finish() -> None:
-    """Modules and collected tests stay to the end: looking for garbage among them took a tenth of the time."""
+    """Exclude modules and collected tests from garbage collection, which took a tenth of the time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
@@ -113,7 +113,7 @@ def cycle_run(cycle_data: Path, quick_recipe: Path, tmp_path_factory: pytest.Tem
 
 @pytest.fixture(scope="session")
 def content_run(quick_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on the cycle log whose item vectors are those of the titles."""
+    """A run on the cycle log whose item vectors come from the titles."""
     from segue.api import prepare, train
 
     folder = tmp_path_factory.mktemp("content")
@@ -132,7 +132,7 @@ def content_run(quick_recipe: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="session")
 def segue_command() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """The real command line, in a process of its own."""
+    """The real command line, in its own process."""
 
     def run(*arguments: object, cwd: Path | None = None, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -156,7 +156,7 @@ def line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
-    """A real PostgreSQL, one a worker, started when the first test asks for it."""
+    """A real PostgreSQL, one per worker, started by the first test that uses it."""
     server = PostgresServer(durable=False)
     yield server
     server.close()
@@ -170,7 +170,7 @@ def postgres_url(postgres_server: PostgresServer) -> str:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """A real Spark session, which segue finds running. Small: no time is spent on optimising what runs once."""
+    """A real Spark session, which segue finds running. Small: queries that run once are not optimised."""
     from segue.data.spark.session import open_session
 
     small = "--conf spark.sql.shuffle.partitions=2 --conf spark.sql.codegen.wholeStage=false"

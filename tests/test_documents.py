@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 N_ITEMS = 24
 CODE = re.compile(r"^```\w*\n(.*?)^```|`([^`\n]+)`", re.MULTILINE | re.DOTALL)
-NOT_A_COMMAND = re.compile(r"…|\.toml|--recipe R\b")  # an abbreviation, somebody's own file, a placeholder
+NOT_A_COMMAND = re.compile(r"…|\.toml|--recipe R\b")  # an abbreviation, a user's own file, a placeholder
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
     return segue.prepare(events, out=folder / "data", items=folder / "items.parquet", value="value", kind="kind")
 
 
-def built(command: Command, data: Data) -> SequenceModel:
+def build(command: Command, data: Data) -> SequenceModel:
     settings = make_settings(read_recipe(command.recipe), command.overrides).model
     parts = settings.items.parts if isinstance(settings.items, CodeSettings) else 0
     codes = np.zeros((N_ITEMS + 1, parts), dtype=np.uint8)
@@ -88,12 +88,12 @@ def built(command: Command, data: Data) -> SequenceModel:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_command_is_decoded_and_its_model_built(name: str, data: Data) -> None:
-    assert sum(weights.numel() for weights in built(COMMANDS[name], data).parameters()) > 0
+def test_the_command_is_valid_and_builds_a_model(name: str, data: Data) -> None:
+    assert sum(weights.numel() for weights in build(COMMANDS[name], data).parameters()) > 0
 
 
-def test_there_are_as_many_commands_as_were_counted() -> None:
-    """A change of the documents, or of the pattern above, that loses commands is noticed."""
+def test_the_number_of_commands_is_as_expected() -> None:
+    """Detect a change of the documents, or of the pattern above, that loses commands."""
     counts = {document.name: len(commands(document)) for document in DOCUMENTS}
     assert {name: count for name, count in counts.items() if count} == COUNTS
 

@@ -1,4 +1,4 @@
-"""`segue export`: a file that is complete and checked, or none, and a sentence that says why."""
+"""`segue export`: a complete, checked file, or none and a sentence with the reason."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def small_model(**changed: Any) -> SequenceModel:
     return build_model(settings, 300, generator=torch.Generator().manual_seed(3))
 
 
-def test_a_trained_run_by_the_command_line(line: CommandLine, cycle_run: Path, tmp_path: Path) -> None:
-    said = line.does("export", cycle_run, "--onnx", "model.onnx")
-    assert "Made model.onnx" in said and "SlimRecommender" in said
+def test_the_command_exports_a_trained_run(line: CommandLine, cycle_run: Path, tmp_path: Path) -> None:
+    output = line.does("export", cycle_run, "--onnx", "model.onnx")
+    assert "Made model.onnx" in output and "SlimRecommender" in output
     run, slim = api.Recommender.open(cycle_run), SlimRecommender.open(tmp_path / "model.onnx", threads=1)
     ids = slim.facts.ids
     rng = np.random.default_rng(0)
@@ -39,29 +39,29 @@ def test_a_trained_run_by_the_command_line(line: CommandLine, cycle_run: Path, t
     assert (slim.facts.recipe, slim.facts.data) == (run.manifest["recipe"], run.manifest["data"]["digest"])
 
 
-def test_what_a_script_reads(line: CommandLine, cycle_run: Path, tmp_path: Path) -> None:
-    made = line.answers("export", cycle_run, "--onnx", "deep/er/model.onnx")
+def test_the_json_output(line: CommandLine, cycle_run: Path, tmp_path: Path) -> None:
+    report = line.answers("export", cycle_run, "--onnx", "deep/er/model.onnx")
     path = tmp_path / "deep" / "er" / "model.onnx"
-    assert made["file"] == "deep/er/model.onnx" and made["bytes"] == path.stat().st_size
-    assert made["inputs"] == ["items", "lengths"] and made["outputs"] == ["query", "scores"]
-    assert made["difference"] <= 1e-5 and made["note"] is None
+    assert report["file"] == "deep/er/model.onnx" and report["bytes"] == path.stat().st_size
+    assert report["inputs"] == ["items", "lengths"] and report["outputs"] == ["query", "scores"]
+    assert report["difference"] <= 1e-5 and report["note"] is None
     assert path.stat().st_mode & 0o777 == 0o644
 
 
-def test_what_is_there_stays(line: CommandLine, cycle_run: Path, tmp_path: Path) -> None:
+def test_an_existing_file_is_not_overwritten(line: CommandLine, cycle_run: Path, tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_text("mine")
     says = ("exists already; name another file with --onnx",)
     line.refuses("export", cycle_run, "--onnx", "model.onnx", says=says)
 
 
-def test_where_nothing_can_be_written(cycle_run: Path, tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_refused(cycle_run: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FolderError, match=r"a part of its path is a file\. Choose another folder with --onnx"):
         api.export(cycle_run, onnx=tmp_path / "file" / "model.onnx")
 
 
 class RunningMean(nn.Module):
-    """A block from outside: each token gets the mean of its user's tokens so far."""
+    """An external block: each token gets the mean of its user's tokens so far."""
 
     def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
         return pack(pad(x, batch).cumsum(1), batch) / (batch.position[:, None] + 1)
@@ -70,7 +70,7 @@ class RunningMean(nn.Module):
         return self.forward(x, batch)[batch.last]
 
 
-def test_an_encoder_from_outside(tmp_path: Path) -> None:
+def test_an_external_encoder(tmp_path: Path) -> None:
     model = small_model()
     model.blocks = nn.ModuleList([RunningMean(), model.blocks[0], RunningMean()])
     run = recommender_of(model)
@@ -81,21 +81,21 @@ def test_an_encoder_from_outside(tmp_path: Path) -> None:
 
 
 class Counting(SequenceModel):
-    """Adds how many users there are, a number that a trace takes for a constant."""
+    """Adds the number of users, which a trace records as a constant."""
 
     def query(self, batch: PackedBatch) -> Tensor:
         return super().query(batch) + len(batch.lengths)
 
 
 class Leaving(SequenceModel):
-    """Leaves torch on its way, with a number of its own."""
+    """Leaves torch in the forward pass, with a Python number."""
 
     def query(self, batch: PackedBatch) -> Tensor:
         return super().query(batch) * torch.from_numpy(np.array([float(number) for number in batch.lengths.numpy()]))
 
 
 class Failing(SequenceModel):
-    """Can only be asked by packed tokens."""
+    """Accepts only packed tokens."""
 
     def query(self, batch: PackedBatch) -> Tensor:
         if type(batch) is not PackedBatch:
@@ -104,7 +104,7 @@ class Failing(SequenceModel):
 
 
 class Unknown(SequenceModel):
-    """Does what ONNX has no word for."""
+    """Uses an operation that ONNX lacks."""
 
     def query(self, batch: PackedBatch) -> Tensor:
         squares: Tensor = torch.linalg.matrix_exp(super().query(batch)[:, :, None] * torch.eye(8))
@@ -112,7 +112,7 @@ class Unknown(SequenceModel):
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "sentence"),
     [
         (Counting, "the graph's numbers differ from torch's by .* its encoder does something that a trace misses"),
         (Leaving, "cannot be exported: "),
@@ -120,18 +120,18 @@ class Unknown(SequenceModel):
         (Unknown, "no graph can be made of its encoder .*matrix_exp"),
     ],
 )
-def test_what_cannot_be_traced_is_refused(
-    kind: type[SequenceModel], said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_a_model_that_cannot_be_traced_is_refused(
+    kind: type[SequenceModel], sentence: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     model = small_model()
     model.__class__ = kind
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=sentence):
         export.export_onnx(recommender_of(model), tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_full_disk_is_no_fault_of_the_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_not_reported_as_a_model_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -141,19 +141,19 @@ def test_a_full_disk_is_no_fault_of_the_encoder(tmp_path: Path, monkeypatch: pyt
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_that_no_file_can_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_too_large_for_a_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "MOST_BYTES", 10_000)
     with pytest.raises(InputError, match="an ONNX file 10,000 at most"):
         export.export_onnx(recommender_of(small_model()), tmp_path / "model.onnx")
 
 
-def test_onnx_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_onnx_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("segue.export.importlib.util.find_spec", lambda _: None)
     with pytest.raises(SettingsError, match=r"segue\[onnx\]"):
         export.export_onnx(recommender_of(small_model()), tmp_path / "model.onnx")
 
 
-def test_a_tied_table_is_in_the_file_once(tmp_path: Path) -> None:
+def test_a_tied_table_is_stored_once(tmp_path: Path) -> None:
     sizes = []
     for tied in (True, False):
         path = tmp_path / f"{tied}.onnx"
@@ -161,15 +161,15 @@ def test_a_tied_table_is_in_the_file_once(tmp_path: Path) -> None:
     assert sizes[1] - sizes[0] == pytest.approx(301 * 8 * 4, abs=500)
 
 
-def test_an_approximate_run_says_that_its_file_is_exact(tmp_path: Path) -> None:
+def test_exporting_an_approximate_run_reports_an_exact_file(tmp_path: Path) -> None:
     run = recommender_of(small_model())
     run.manifest["index"] = {"kind": "approximate"}
     assert "scores every item" in (export.export_onnx(run, tmp_path / "model.onnx").note or "")
 
 
-def test_the_stages_are_told(tmp_path: Path) -> None:
-    told: list[tuple[str, int, int]] = []
+def test_progress_reports_each_stage(tmp_path: Path) -> None:
+    calls: list[tuple[str, int, int]] = []
     export.export_onnx(
-        recommender_of(small_model()), tmp_path / "model.onnx", progress=lambda *stage: told.append(stage)
+        recommender_of(small_model()), tmp_path / "model.onnx", progress=lambda *stage: calls.append(stage)
     )
-    assert told == [(name, done, 3) for done, name in enumerate(export.STAGES)]
+    assert calls == [(name, done, 3) for done, name in enumerate(export.STAGES)]

@@ -1,4 +1,4 @@
-"""docs/csv-to-report.ipynb runs from its first cell to its last, and what is stored in it is what comes out.
+"""docs/csv-to-report.ipynb runs from its first cell to its last, with the stored outputs.
 
 Numbers may differ from machine to machine in their last digits; `jupyter execute --inplace` stores them anew.
 """
@@ -22,7 +22,7 @@ def stored() -> Any:
 
 
 def outputs_of(notebook: Any) -> list[list[tuple[str, list[str], str]]]:
-    """Of each cell of code: what kinds of output it has, and their text without its numbers."""
+    """For each code cell, the kinds of its outputs and their text without numbers."""
     return [
         [
             (one["output_type"], sorted(one.get("data", {})), re.sub(r"[\d.]+", "0", text_of(one)))
@@ -35,15 +35,15 @@ def outputs_of(notebook: Any) -> list[list[tuple[str, list[str], str]]]:
 
 def text_of(output: Any) -> str:
     text = output.get("data", {}).get("text/plain", output.get("text", ""))
-    return re.sub(r" +", " ", str(text))  # a column is as wide as its numbers
+    return re.sub(r" +", " ", str(text))  # column widths depend on the numbers
 
 
-def test_the_notebook_runs_and_says_what_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebook_reproduces_its_stored_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("JUPYTER_RUNTIME_DIR", "IPYTHONDIR", "JUPYTER_CONFIG_DIR"):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # where its CSV goes
     run = stored()
-    quiet = ["--log-level=ERROR"]  # the kernel warns that it listens on this machine
+    quiet = ["--log-level=ERROR"]  # the kernel warns that it listens on a local port
     NotebookClient(run, kernel_name="python3", extra_arguments=quiet, startup_timeout=120, timeout=120).execute(
         cwd=str(tmp_path)
     )
@@ -55,11 +55,11 @@ def test_the_notebook_runs_and_says_what_is_stored(tmp_path: Path, monkeypatch: 
     assert answers["text/plain"] == "(['product 06'], ['product 04'])"
 
 
-def test_the_notebook_is_stored_with_its_outputs_and_nothing_of_this_machine() -> None:
+def test_the_stored_notebook_has_outputs_and_no_local_paths() -> None:
     notebook = stored()
     nbformat.validate(notebook)
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1)), "run once, in order"
     assert all(cell["outputs"] and all(one["output_type"] != "error" for one in cell["outputs"]) for cell in cells)
-    written = NOTEBOOK.read_text(encoding="utf-8")
-    assert not re.search(r"/(home|root|tmp|work|Users)/", written) and len(written) < 100_000
+    text = NOTEBOOK.read_text(encoding="utf-8")
+    assert not re.search(r"/(home|root|tmp|work|Users)/", text) and len(text) < 100_000

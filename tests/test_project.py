@@ -1,4 +1,4 @@
-"""What holds for the project as a whole: who imports whom, what is public, what may never be imported at all."""
+"""Rules for the whole project: directions of imports, public names, forbidden imports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import segue
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "segue"
 
-# A room imports only from the lines above its own; rooms on one line never import each other.
+# A package imports only from the lines above its own; packages on one line never import each other.
 DIRECTION = [
     {"errors"},
     {"kinds"},
@@ -40,22 +40,22 @@ DIRECTION = [
     {"demo"},
     {"cli"},
 ]
-LEVEL = {room: level for level, rooms in enumerate(DIRECTION) for room in rooms}
-WINDOW = "segue"  # the package itself, `__init__.py` and `__main__.py`: it shows what is public and nobody imports it
+LEVEL = {package: level for level, packages in enumerate(DIRECTION) for package in packages}
+WINDOW = "segue"  # the package itself, `__init__.py` and `__main__.py`: it exports the public names
 PUBLIC = {"prepare", "train", "load", "evaluate", "compare", "embed", "add_items", "Recommender", "Data", "Report"}
 
 
 @dataclass(frozen=True)
 class Import:
-    """One import statement's module, in a file of a room."""
+    """One imported module, in a file of a package."""
 
     file: str
-    room: str
+    package: str
     module: str
 
     @property
     def target(self) -> str | None:
-        """The room it reaches into, None for a module that is not ours."""
+        """The package that it imports from, None outside segue."""
         parts = self.module.split(".")
         if parts[0] != "segue" or parts[1:] == ["__version__"]:
             return None
@@ -65,8 +65,8 @@ class Import:
 def imports_of(source: str, *, file: str) -> list[Import]:
     """Every import in a file, also those inside functions and under TYPE_CHECKING."""
     first = Path(file).parts[0].removesuffix(".py")
-    room = WINDOW if first in ("__init__", "__main__") else first
-    package = ["segue", *Path(file).parts[:-1]]
+    package = WINDOW if first in ("__init__", "__main__") else first
+    path = ["segue", *Path(file).parts[:-1]]
     modules: list[str] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -74,37 +74,40 @@ def imports_of(source: str, *, file: str) -> list[Import]:
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "segue":
             modules.append(f"segue.{node.attr}")  # what a plain `import segue` is used for
         elif isinstance(node, ast.ImportFrom):
-            before = package[: len(package) + 1 - node.level] if node.level else []
+            before = path[: len(path) + 1 - node.level] if node.level else []
             module = ".".join([*before, *([node.module] if node.module else [])])
-            # `from segue import data` reaches into data, not into the window
+            # `from segue import data` imports from data, not from the window
             modules += [f"{module}.{name.name}" for name in node.names] if module == "segue" else [module]
-    return [Import(file=file, room=room, module=module) for module in modules]
+    return [Import(file=file, package=package, module=module) for module in modules]
 
 
-def faults(found: list[Import]) -> list[str]:
+def faults(imports: list[Import]) -> list[str]:
     """The imports that break a rule, each as a sentence."""
     return [
-        f"{one.file}: {one.room} must not import {one.module}"
-        for one in found
-        if _against_direction(one) or _not_for_this_room(one)
+        f"{each.file}: {each.package} must not import {each.module}"
+        for each in imports
+        if _against_direction(each) or _forbidden_here(each)
     ]
 
 
-def _against_direction(one: Import) -> bool:
-    if one.target is None or one.room == WINDOW or one.target == one.room:
+def _against_direction(each: Import) -> bool:
+    if each.target is None or each.package == WINDOW or each.target == each.package:
         return False
-    return one.target == WINDOW or LEVEL[one.target] >= LEVEL[one.room]
+    return each.target == WINDOW or LEVEL[each.target] >= LEVEL[each.package]
 
 
-def _not_for_this_room(one: Import) -> bool:
-    outside = one.module.split(".")[0]
+def _forbidden_here(each: Import) -> bool:
+    outside = each.module.split(".")[0]
     return (
-        (one.room in ("errors", "folders", "data") and outside == "torch")
-        or (one.room != "serving" and outside in ("litestar", "uvicorn", "starlette"))
-        or (one.room == "serving" and one.target in ("training", "objective"))
-        or one.target == "testing" != one.room  # it is for tests alone
+        (each.package in ("errors", "folders", "data") and outside == "torch")
+        or (each.package != "serving" and outside in ("litestar", "uvicorn", "starlette"))
+        or (each.package == "serving" and each.target in ("training", "objective"))
+        or each.target == "testing" != each.package  # for tests only
         or outside in ("pytest", "_pytest", "hypothesis")
-        or (one.room == "cli" and one.target in ("layers", "models", "process_group", "objective", "index", "training"))
+        or (
+            each.package == "cli"
+            and each.target in ("layers", "models", "process_group", "objective", "index", "training")
+        )
     )
 
 
@@ -114,11 +117,11 @@ def sources() -> dict[str, str]:
 
 
 def test_imports_keep_the_direction(sources: dict[str, str]) -> None:
-    found = [one for file, source in sources.items() for one in imports_of(source, file=file)]
-    rooms = {Path(file).parts[0].removesuffix(".py") for file in sources} - {"__init__", "__main__"}
-    assert rooms == set(LEVEL)
+    imports = [each for file, source in sources.items() for each in imports_of(source, file=file)]
+    packages = {Path(file).parts[0].removesuffix(".py") for file in sources} - {"__init__", "__main__"}
+    assert packages == set(LEVEL)
     assert len(sources) >= 60, "the loop above looked at fewer files than the package has"
-    assert faults(found) == []
+    assert faults(imports) == []
 
 
 @pytest.mark.parametrize(
@@ -142,7 +145,7 @@ def test_imports_keep_the_direction(sources: dict[str, str]) -> None:
         ("testing/laws.py", "import pytest"),
     ],
 )
-def test_a_wrong_import_is_seen(file: str, source: str) -> None:
+def test_a_wrong_import_is_reported(file: str, source: str) -> None:
     assert len(faults(imports_of(source, file=file))) == 1
 
 
@@ -163,7 +166,7 @@ def test_a_right_import_passes(file: str, source: str) -> None:
 
 
 def dangers(tree: ast.AST) -> Iterator[str]:
-    """What could run a stranger's code when a folder is opened."""
+    """Calls and imports that could run foreign code when a folder is opened."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [name.name for name in node.names] + [getattr(node, "module", None) or ""]
@@ -171,26 +174,26 @@ def dangers(tree: ast.AST) -> Iterator[str]:
                 name for name in names if re.match(r"(c?pickle|dill|cloudpickle|joblib|shelve|marshal)\b", name)
             )
         elif isinstance(node, ast.Call):
-            called = ast.unparse(node.func)
-            if called in ("eval", "exec") or re.fullmatch(r"torch\.(load|save)", called):
-                yield called
+            function = ast.unparse(node.func)
+            if function in ("eval", "exec") or re.fullmatch(r"torch\.(load|save)", function):
+                yield function
             yield from (
                 "allow_pickle"
-                for word in node.keywords
-                if word.arg == "allow_pickle" and ast.unparse(word.value) != "False"
+                for keyword in node.keywords
+                if keyword.arg == "allow_pickle" and ast.unparse(keyword.value) != "False"
             )
 
 
 def test_no_pickle_anywhere(sources: dict[str, str]) -> None:
-    found = {file: list(dangers(ast.parse(source))) for file, source in sources.items()}
-    assert not any(found.values()), found
+    calls = {file: list(dangers(ast.parse(source))) for file, source in sources.items()}
+    assert not any(calls.values()), calls
 
 
 @pytest.mark.parametrize(
     "source",
     ["import pickle", "from pickle import loads", "torch.load(p)", "np.load(p, allow_pickle=True)", "eval('1')"],
 )
-def test_a_pickle_is_seen(source: str) -> None:
+def test_a_pickle_is_reported(source: str) -> None:
     assert list(dangers(ast.parse(source)))
 
 
@@ -216,20 +219,20 @@ except SystemExit as left:
 def test_torch_is_not_imported_before_it_is_needed(code: str) -> None:
     """It costs over a second, and neither `import segue` nor `segue --help` should."""
     code += "\nimport sys\nsys.exit('torch was imported' if 'torch' in sys.modules else 0)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert process.returncode == 0, process.stderr
 
 
 def test_every_dependency_is_pinned_within_its_range() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    wanted = [
+    requirements = [
         *project["dependencies"],
         *(line for lines in project["optional-dependencies"].values() for line in lines),
     ]
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = {_plain(line.split("==")[0]): line.split("==")[1] for line in lines if line and not line.startswith("#")}
-    assert len(wanted) >= 20 and pins["torch"] == "2.13.0"
-    for requirement in map(Requirement, wanted):
+    assert len(requirements) >= 20 and pins["torch"] == "2.13.0"
+    for requirement in map(Requirement, requirements):
         assert requirement.specifier.contains(pins[_plain(requirement.name)]), requirement
 
 
@@ -238,7 +241,7 @@ def _plain(name: str) -> str:
 
 
 def python_files() -> list[Path]:
-    return [path for room in ("src", "tests", "bench", "docs") for path in sorted((ROOT / room).rglob("*.py"))]
+    return [path for package in ("src", "tests", "bench", "docs") for path in sorted((ROOT / package).rglob("*.py"))]
 
 
 def test_no_folder_has_more_than_sixteen_files_side_by_side() -> None:

@@ -1,4 +1,4 @@
-"""Settings by kind: tables and `--set` to structs and back, what is refused, and the manual made of them."""
+"""Settings by kind: tables and `--set` to structs and back, refusals, and the generated manual."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def test_no_struct_has_more_keys_than_a_reader_can_hold() -> None:
 
 
 def test_the_command_prints_the_manual(line: CommandLine) -> None:
-    found = line.answers("settings", "objective")["settings"]
-    assert [key["name"] for key in found] == [key.name for key in describe("objective")]
-    calibration = next(key for key in found if key["name"] == "objective.loss.calibration")
+    keys_of_manual = line.answers("settings", "objective")["settings"]
+    assert [key["name"] for key in keys_of_manual] == [key.name for key in describe("objective")]
+    calibration = next(key for key in keys_of_manual if key["name"] == "objective.loss.calibration")
     assert calibration["default"] == 0.75 and calibration["of"] == ["objective.loss=gbce"]
     line.refuses("settings", "objectiv", says=("no section 'objectiv'", "did you mean 'objective'", "model, objective"))
     line.refuses(
@@ -112,7 +112,7 @@ def test_the_command_has_every_option_of_prepare() -> None:
     assert set(PrepareSettings.__struct_fields__) <= inspect.signature(prepare).parameters.keys()
 
 
-# --- kinds over a recipe ------------------------------------------------------------------------------------------
+# --- kinds over a recipe --------------------------------------------------------------------------------------------
 
 
 def test_a_string_names_a_kind_with_its_defaults() -> None:
@@ -121,7 +121,7 @@ def test_a_string_names_a_kind_with_its_defaults() -> None:
 
 
 def test_another_kind_starts_from_its_own_defaults() -> None:
-    """The recipe sets heads, which a recurrent body has not."""
+    """The recipe sets heads, which a recurrent body lacks."""
     settings = make_settings(read_recipe("seq2seq"), ["model.body=gru"])
     assert msgspec.to_builtins(settings.model)["body"] == {"kind": "gru"}
     assert settings.model.width == make_settings(read_recipe("seq2seq")).model.width
@@ -130,9 +130,9 @@ def test_another_kind_starts_from_its_own_defaults() -> None:
 def test_the_same_kind_keeps_the_keys_of_the_recipe() -> None:
     before = make_settings(read_recipe("gsasrec"))
     assert make_settings(read_recipe("gsasrec"), ["objective.loss=gbce"]) == before
-    changed = make_settings(read_recipe("gsasrec"), ["objective.loss.calibration=0.5"])
-    assert changed.objective.sampler == before.objective.sampler
-    assert msgspec.to_builtins(changed.objective.loss) == {"kind": "gbce", "offset": -7.7, "calibration": 0.5}
+    settings = make_settings(read_recipe("gsasrec"), ["objective.loss.calibration=0.5"])
+    assert settings.objective.sampler == before.objective.sampler
+    assert msgspec.to_builtins(settings.objective.loss) == {"kind": "gbce", "offset": -7.7, "calibration": 0.5}
 
 
 def test_a_kind_that_an_encoder_cannot_have_is_refused() -> None:
@@ -151,11 +151,11 @@ def test_a_kind_may_be_spelt_out(overrides: list[str]) -> None:
 
 
 def test_a_table_keeps_the_kind_in_force() -> None:
-    changed = make_settings(read_recipe("sasrec-sampled"), ["objective.sampler={negatives = 4}"])
-    assert msgspec.to_builtins(changed.objective.sampler) == {"kind": "uniform", "negatives": 4, "shared": True}
+    settings = make_settings(read_recipe("sasrec-sampled"), ["objective.sampler={negatives = 4}"])
+    assert msgspec.to_builtins(settings.objective.sampler) == {"kind": "uniform", "negatives": 4, "shared": True}
 
 
-def test_buckets_of_distances_need_room() -> None:
+def test_distance_buckets_need_a_minimum() -> None:
     wide = ["model=transformer", "model.positions=buckets", "model.positions.count=32"]
     make_settings({}, [*wide, "model.positions.furthest=17"])
     with pytest.raises(SettingsError, match="must be above half of"):
@@ -203,10 +203,10 @@ def test_written_settings_are_read_back(name: str) -> None:
     ],
 )
 def test_a_refusal_says_what_is_allowed(override: str, sentence: str) -> None:
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(SettingsError) as error:
         make_settings({}, [override])
-    assert str(caught.value).startswith(sentence), str(caught.value)
-    assert len(str(caught.value)) < 250
+    assert str(error.value).startswith(sentence), str(error.value)
+    assert len(str(error.value)) < 250
 
 
 @pytest.mark.parametrize(
@@ -222,9 +222,9 @@ def test_a_refusal_says_what_is_allowed(override: str, sentence: str) -> None:
     ],
 )
 def test_a_refusal_inside_a_list_names_the_entry(positive: str, sentence: str) -> None:
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(SettingsError) as error:
         make_settings({}, ["objective.task=next-action", f"objective.task.positive={positive}"])
-    assert str(caught.value).startswith(sentence), str(caught.value)
+    assert str(error.value).startswith(sentence), str(error.value)
 
 
 def test_a_refusal_of_an_entry_lists_the_values() -> None:

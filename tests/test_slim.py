@@ -27,11 +27,11 @@ from segue.slim import METADATA, SlimRecommender
 
 IDS = ["a,b", "007", "7", "☕🫖", "x/y", " two  spaces ", "line\nbreak", *(f"i{number}" for number in range(8, 31))]
 TITLES = [None if number % 5 == 0 else f"Title {number}" for number in range(30)]
-COUNTS = [(number * 7) % 5 for number in range(30)]  # every fifth item was never trained on, and many tie
+COUNTS = [(number * 7) % 5 for number in range(30)]  # every fifth item is unseen in training, and many counts tie
 
 
 def small_model(*, categories: np.ndarray | None = None) -> SequenceModel:
-    numbers = model_settings(
+    shape = model_settings(
         kind="sasrec",
         width=8,
         depth=1,
@@ -42,9 +42,7 @@ def small_model(*, categories: np.ndarray | None = None) -> SequenceModel:
         positions="oldest",
         **({} if categories is None else {"items": "categories", "items__column": "genre"}),
     )
-    return build_model(
-        numbers, 30, generator=torch.Generator().manual_seed(3), facts=ContentFacts(categories=categories)
-    )
+    return build_model(shape, 30, generator=torch.Generator().manual_seed(3), facts=ContentFacts(categories=categories))
 
 
 Pair = tuple[Recommender, SlimRecommender]
@@ -52,20 +50,20 @@ Pair = tuple[Recommender, SlimRecommender]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the file is."""
+    """The folder of the exported file."""
     return tmp_path_factory.mktemp("slim")
 
 
 @pytest.fixture(scope="module")
 def pair(folder: Path) -> Pair:
-    """A run and its file."""
+    """A run and its exported file."""
     run = recommender_of(small_model(), counts=COUNTS, ids=IDS, titles=TITLES)
     return run, exported(run, folder)
 
 
 @pytest.fixture
 def graph(pair: Pair, folder: Path) -> onnx.ModelProto:  # noqa: ARG001  # it made the file
-    """What is in the file."""
+    """The graph in the exported file."""
     return onnx.load_model(folder / "model.onnx")
 
 
@@ -91,14 +89,14 @@ def test_many_histories_of_any_length_together(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("history", [[], ["nobody"], [IDS[0]]], ids=["empty", "unknown", "never trained on"])
-def test_nothing_known_is_answered_by_popularity(pair: Pair, history: list[str]) -> None:
+def test_unknown_histories_are_answered_by_popularity(pair: Pair, history: list[str]) -> None:
     answer = pair[1].recommend(history, k=7)
     assert (answer.fallback, answer.unknown) == ("popularity", history)
     assert [item.score for item in answer.items] == [4.0] * 6 + [3.0]
     assert answer.ids == [IDS[number] for number in (2, 7, 12, 17, 22, 27, 4)]  # counts tie by number
 
 
-def test_an_answer_reads_as_that_of_the_run(pair: Pair) -> None:
+def test_an_answer_has_the_json_fields_of_the_run(pair: Pair) -> None:
     answer = json.loads(msgspec.json.encode(pair[1].recommend([IDS[1], "nobody"], k=1)))
     assert answer.keys() == {"items", "unknown", "fallback"} and answer["unknown"] == ["nobody"]
     assert answer["items"][0].keys() == {"id", "title", "score"}
@@ -115,8 +113,8 @@ def test_items_that_share_a_vector_tie_by_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("items", ["vectors", "ids+vectors"])
-def test_what_is_known_by_content_alone_is_answered_and_read(tmp_path: Path, items: str) -> None:
-    """Of thirty items the last ten were never trained on; of i30 nothing is known."""
+def test_items_known_by_content_alone_are_recommended_and_encoded(tmp_path: Path, items: str) -> None:
+    """Of thirty items the last ten are unseen in training; i30 has no content either."""
     content = np.random.default_rng(0).normal(size=(31, 5)).astype(np.float32)
     content[[0, 30]] = 0
     settings = model_settings(kind="sasrec", width=8, depth=1, length=8, items=items, items__vectors="v")
@@ -134,12 +132,12 @@ def test_what_is_known_by_content_alone_is_answered_and_read(tmp_path: Path, ite
 
 
 @pytest.mark.parametrize(
-    ("history", "k", "said"),
+    ("history", "k", "sentence"),
     [("i8", 10, "must be a list of item ids"), (["i8"], 0, "at least 1"), ([1.5], 10, "a text or a whole number")],
 )
-def test_what_the_run_refuses_is_refused_here(pair: Pair, history: Any, k: int, said: str) -> None:
+def test_both_refuse_the_same_queries(pair: Pair, history: Any, k: int, sentence: str) -> None:
     for model in pair:
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=sentence):
             model.recommend(history, k)
 
 
@@ -154,20 +152,20 @@ print(msgspec.json.encode(answer).decode())
 """
 
 
-def test_nothing_is_imported_but_numpy_msgspec_and_onnxruntime(pair: Pair, folder: Path) -> None:
-    done = subprocess.run(
+def test_only_numpy_msgspec_and_onnxruntime_are_imported(pair: Pair, folder: Path) -> None:
+    process = subprocess.run(
         [sys.executable, "-c", BLOCKED, str(folder / "model.onnx")],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     expected = pair[0].recommend(["i8", "7", "nobody"], k=5)
-    assert [item["id"] for item in json.loads(done.stdout)["items"]] == expected.ids
+    assert [item["id"] for item in json.loads(process.stdout)["items"]] == expected.ids
 
 
-def test_a_file_that_is_none_of_ours(tmp_path: Path) -> None:
+def test_a_missing_or_foreign_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FolderError, match="is no file"):
         SlimRecommender.open(tmp_path / "missing.onnx")
     (tmp_path / "text.onnx").write_text("not a model")
@@ -176,7 +174,7 @@ def test_a_file_that_is_none_of_ours(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "said"),
+    ("facts", "sentence"),
     [
         (None, "not of `segue export`"),
         ('{"format": 99}', "has export format 99, this segue reads format 2"),
@@ -184,23 +182,25 @@ def test_a_file_that_is_none_of_ours(tmp_path: Path) -> None:
         ("[", "is damaged"),
     ],
 )
-def test_a_model_that_says_something_else(graph: onnx.ModelProto, tmp_path: Path, facts: str | None, said: str) -> None:
+def test_a_model_with_other_metadata_is_refused(
+    graph: onnx.ModelProto, tmp_path: Path, facts: str | None, sentence: str
+) -> None:
     onnx.helper.set_model_props(graph, {} if facts is None else {METADATA: facts})
     onnx.save_model(graph, tmp_path / "other.onnx")
-    with pytest.raises(FolderError, match=said):
+    with pytest.raises(FolderError, match=sentence):
         SlimRecommender.open(tmp_path / "other.onnx")
 
 
-def test_an_answer_that_is_no_number(graph: onnx.ModelProto, tmp_path: Path) -> None:
-    for one in graph.graph.initializer:
-        if one.data_type == onnx.TensorProto.FLOAT:
-            one.CopyFrom(onnx.numpy_helper.from_array(np.full(one.dims, np.nan, dtype=np.float32), one.name))
+def test_a_score_that_is_not_finite_is_an_error(graph: onnx.ModelProto, tmp_path: Path) -> None:
+    for tensor in graph.graph.initializer:
+        if tensor.data_type == onnx.TensorProto.FLOAT:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(np.full(tensor.dims, np.nan, dtype=np.float32), tensor.name))
     onnx.save_model(graph, tmp_path / "damaged.onnx")
     with pytest.raises(FolderError, match="not a finite number"):
         SlimRecommender.open(tmp_path / "damaged.onnx").recommend(["i8"])
 
 
-def test_onnxruntime_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_onnxruntime_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(SettingsError, match=r"segue\[onnx\]"):
         SlimRecommender.open(tmp_path / "model.onnx")

@@ -35,7 +35,7 @@ LARGE = LogFacts(items=3_416, events=988_000, longest=2_300)
 HUGE = LogFacts(items=1_000_000, events=50_000_000, longest=90)
 
 
-# --- the space ----------------------------------------------------------------------------------------------------
+# --- the space ------------------------------------------------------------------------------------------------------
 
 
 def settings_of(**sections: dict[str, Any]) -> Settings:
@@ -44,20 +44,20 @@ def settings_of(**sections: dict[str, Any]) -> Settings:
 
 @pytest.mark.parametrize("recipe", recipe_names())
 @pytest.mark.parametrize("log", [SMALL, LARGE, HUGE], ids=["small", "large", "huge"])
-def test_whatever_is_proposed_is_possible(recipe: str, log: LogFacts) -> None:
-    """The settings refuse impossible pairs, and they refuse nothing here; the recipe itself is one of the points."""
+def test_every_point_of_the_space_has_valid_settings(recipe: str, log: LogFacts) -> None:
+    """Settings refuse invalid combinations, but no point of the space; the recipe itself is one of the points."""
     settings = make_settings(read_recipe(recipe))
     space = space_for(settings, log)
     values = {name: knob.choices or (knob.low, knob.high) for name, knob in space.items()}
     linked = ("objective.", "model.width", "model.heads", "model.body.heads")
-    tried = 0
+    points = 0
     for loss in values.get(LOSS, (kind_of(settings.objective.loss),)):
         names = [name for name in belonging(space, str(loss)) if name.startswith(linked) and name != LOSS]
         for point in product(*(values[name] for name in names)):
-            made = laid_over(settings, {LOSS: loss, **dict(zip(names, point, strict=True))})
-            assert kind_of(made.objective.loss) == loss
-            tried += 1
-    assert tried >= (9 if {"model.heads", "model.body.heads"} & space.keys() else 5)
+            trial_settings = laid_over(settings, {LOSS: loss, **dict(zip(names, point, strict=True))})
+            assert kind_of(trial_settings.objective.loss) == loss
+            points += 1
+    assert points >= (9 if {"model.heads", "model.body.heads"} & space.keys() else 5)
     assert laid_over(settings, own_values(settings, space)) == settings
     for name, value in own_values(settings, space).items():
         assert value in values[name] if space[name].choices else values[name][0] <= value <= values[name][1]
@@ -69,18 +69,18 @@ def test_every_loss_of_the_table_is_offered_for_the_usual_recipe() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "longest", "offered"),
+    ("own", "longest", "choices"),
     [
         (200, 2_300, (20, 50, 100, 200, 400)),
-        (200, 60, (20, 50, 200)),  # the recipe's covers all: a second one that does would be the same
+        (200, 60, (20, 50, 200)),  # the recipe's own length covers every history: another one would be equivalent
         (30, 60, (20, 30, 50, 100)),
         (15, 12, None),  # nothing to choose
         (15, 20, (15, 20)),
     ],
 )
-def test_lengths_end_where_histories_do(own: int, longest: int, offered: tuple[int, ...] | None) -> None:
+def test_lengths_go_up_to_the_longest_history(own: int, longest: int, choices: tuple[int, ...] | None) -> None:
     space = space_for(settings_of(model={"length": own}), LogFacts(items=100, events=10_000, longest=longest))
-    assert (space["model.length"].choices if offered else space.get("model.length")) == offered
+    assert (space["model.length"].choices if choices else space.get("model.length")) == choices
 
 
 def test_negatives_are_fewer_than_the_items() -> None:
@@ -93,16 +93,16 @@ def test_negatives_are_fewer_than_the_items() -> None:
         assert not {LOSS, "objective.sampler.negatives", "objective.sampler"} & set(space)
 
 
-def test_the_softmax_is_not_offered_where_a_step_would_take_seconds() -> None:
-    sampled = {"loss": "sampled-softmax", "sampler": {"kind": "uniform", "negatives": 500}}
-    offered = space_for(settings_of(objective=sampled), HUGE).get(LOSS)
-    assert offered is None or "softmax" not in offered.choices
-    assert "softmax" in space_for(settings_of(), HUGE)[LOSS].choices, "the recipe's own always is"
+def test_the_softmax_is_not_offered_for_huge_catalogues() -> None:
+    objective = {"loss": "sampled-softmax", "sampler": {"kind": "uniform", "negatives": 500}}
+    losses = space_for(settings_of(objective=objective), HUGE).get(LOSS)
+    assert losses is None or "softmax" not in losses.choices
+    assert "softmax" in space_for(settings_of(), HUGE)[LOSS].choices, "the recipe's own loss is always offered"
 
 
-def test_heads_share_every_width() -> None:
+def test_heads_divide_every_width() -> None:
     space = space_for(settings_of(model={"width": 50, "heads": 5}), LARGE)
-    assert "model.width" not in space, "no width of the table can be shared by five"
+    assert "model.width" not in space, "no width of the table is divisible by five heads"
     assert space["model.heads"].choices == (1, 2, 5)
     space = space_for(settings_of(model={"width": 50, "heads": 2}), LARGE)
     assert space["model.width"].choices == (32, 50, 64, 96, 128, 192)
@@ -117,8 +117,8 @@ def test_heads_share_every_width() -> None:
     ],
     ids=["rated", "codes"],
 )
-def test_widths_fit_all_that_is_cut_from_them(model: dict[str, Any]) -> None:
-    """A trial that the settings refuse would stop the search, and every time it is taken up."""
+def test_widths_fit_the_value_width_and_the_code_parts(model: dict[str, Any]) -> None:
+    """A trial with invalid settings would stop the search, and again each time it resumes."""
     settings = settings_of(model=model)
     assert isinstance(settings.model, ESASRecSettings)
     space = space_for(settings, LARGE)
@@ -130,13 +130,13 @@ def test_widths_fit_all_that_is_cut_from_them(model: dict[str, Any]) -> None:
 
 
 def test_no_heads_are_offered_to_recurrent_networks() -> None:
-    planned: dict[str, Any] = {"objective": {"task": "continuation"}}
-    for body, offered in (("gru", False), ("transformer", True)):
-        space = space_for(settings_of(model={"kind": "seq2seq", "body": body}, **planned), LARGE)
-        assert ("model.body.heads" in space) is offered and "model.heads" not in space
+    sections: dict[str, Any] = {"objective": {"task": "continuation"}}
+    for body, has_heads in (("gru", False), ("transformer", True)):
+        space = space_for(settings_of(model={"kind": "seq2seq", "body": body}, **sections), LARGE)
+        assert ("model.body.heads" in space) is has_heads and "model.heads" not in space
 
 
-def test_another_loss_leaves_nothing_of_the_old_one_behind() -> None:
+def test_another_loss_removes_the_keys_of_the_old_one() -> None:
     sampler = {"kind": "popularity", "negatives": 9, "power": 0.75}
     settings = settings_of(objective={"loss": "sampled-softmax", "sampler": sampler})
     assert laid_over(settings, {LOSS: "softmax"}).objective == settings_of().objective
@@ -148,25 +148,25 @@ def test_another_loss_leaves_nothing_of_the_old_one_behind() -> None:
     assert same.objective == settings.objective
 
 
-def test_what_the_recipe_has_not_is_a_change_from_nothing() -> None:
+def test_a_key_that_the_recipe_lacks_changes_from_none() -> None:
     values = {LOSS: "gbce", "objective.sampler": "uniform", "objective.sampler.negatives": 256, "model.depth": 2}
-    found = changes(settings_of(), values)
-    assert found["objective.sampler.negatives"] == (None, 256) and found["objective.sampler"] == ("none", "uniform")
-    assert "model.depth" not in found
+    change = changes(settings_of(), values)
+    assert change["objective.sampler.negatives"] == (None, 256) and change["objective.sampler"] == ("none", "uniform")
+    assert "model.depth" not in change
 
 
-def test_another_loss_shares_its_negatives_whatever_the_recipe_did() -> None:
+def test_another_loss_gets_shared_negatives() -> None:
     recipe = make_settings(read_recipe("sasrec-bce"))
-    made = laid_over(recipe, {LOSS: "gbce", "objective.sampler": "uniform", "objective.sampler.negatives": 256})
-    assert made.objective.sampler == UniformSettings(negatives=256)
+    settings = laid_over(recipe, {LOSS: "gbce", "objective.sampler": "uniform", "objective.sampler.negatives": 256})
+    assert settings.objective.sampler == UniformSettings(negatives=256)
 
 
-def test_numbers_are_written_short_but_the_recipes_own() -> None:
+def test_numbers_are_rounded_except_those_of_the_recipe() -> None:
     assert rounded({"a": 0.0023456, "b": 3, "c": "x"}, {"a": 0.001}) == {"a": 0.0023, "b": 3, "c": "x"}
     assert rounded({"a": 0.0012345}, {"a": 0.0012345}) == {"a": 0.0012345}
 
 
-# --- the search ---------------------------------------------------------------------------------------------------
+# --- the search -----------------------------------------------------------------------------------------------------
 
 TRIALS = 4
 
@@ -184,16 +184,16 @@ def recipe(quick_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="module")
 def whole(cycle_data: Path, recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Tuning:
-    """A search that nothing disturbed."""
+    """An uninterrupted search."""
     return tune(cycle_data, out=tmp_path_factory.mktemp("tune") / "whole", recipe=recipe, trials=TRIALS)
 
 
-def found(tuning: Tuning) -> list[tuple[object, ...]]:
-    """What must be equal in equal searches: all but the clock and the numbers that interruptions used up."""
+def results_of(tuning: Tuning) -> list[tuple[object, ...]]:
+    """The parts of a search that are reproducible: all but times and trial numbers."""
     return [(one.outcome, one.score, one.epochs, one.best_epoch, one.values, one.changes) for one in tuning.counted]
 
 
-def copied(tuning: Tuning, to: Path) -> Path:
+def copy_search(tuning: Tuning, to: Path) -> Path:
     shutil.copytree(tuning.folder, to)
     return to
 
@@ -213,9 +213,9 @@ def test_the_best_is_a_recipe_that_trains_to_its_score(whole: Tuning, cycle_data
     path = Path(whole.folder) / "best.toml"
     model = segue.train(cycle_data, recipe=path)
     assert model.manifest["training"]["best_score"] == whole.best.score
-    written = tomllib.loads(path.read_text())
+    tables = tomllib.loads(path.read_text())
     for name, value in whole.best.values.items():
-        table: Any = written
+        table: Any = tables
         for key in name.split("."):
             table = table[key]
         assert value in (table, table["kind"] if isinstance(table, dict) else None)
@@ -233,8 +233,8 @@ def test_the_folder_can_be_read(whole: Tuning) -> None:
         assert [trial.value for trial in study.trials] == [one.score for one in whole.trials]
 
 
-def stopped(at: tuple[int, int], steps: list[tuple[int, int]]) -> Callable[[int, TrainingProgress], None]:
-    """Ctrl-C at the end of an epoch of a trial; `steps` is told what was trained."""
+def interrupt(at: tuple[int, int], steps: list[tuple[int, int]]) -> Callable[[int, TrainingProgress], None]:
+    """Ctrl-C at the end of an epoch of a trial; `steps` gets the epochs that were trained."""
 
     def progress(trial: int, step: TrainingProgress) -> None:
         if step.scores is not None:
@@ -250,30 +250,30 @@ def test_an_interrupted_search_is_resumed_to_the_same_result(
 ) -> None:
     out, steps = tmp_path / "search", list[tuple[int, int]]()
     with pytest.raises(KeyboardInterrupt):
-        tune(cycle_data, out=out, recipe=recipe, trials=TRIALS, progress=stopped((1, 2), steps))
+        tune(cycle_data, out=out, recipe=recipe, trials=TRIALS, progress=interrupt((1, 2), steps))
     assert (out / "trials.csv").read_text().splitlines()[1].startswith("1,interrupted,0.")
-    assert (out / "best.toml").exists(), "two epochs have a score, and their settings reach at least that"
+    assert (out / "best.toml").exists(), "the two finished epochs have a score"
     with pytest.raises(KeyboardInterrupt):
-        tune(cycle_data, out=out, resume=True, trials=TRIALS, progress=stopped((4, 1), steps))
-    again = tune(cycle_data, out=out, resume=True, trials=TRIALS, progress=stopped((0, 0), steps))
-    assert found(again) == found(whole)
+        tune(cycle_data, out=out, resume=True, trials=TRIALS, progress=interrupt((4, 1), steps))
+    again = tune(cycle_data, out=out, resume=True, trials=TRIALS, progress=interrupt((0, 0), steps))
+    assert results_of(again) == results_of(whole)
     assert [one.outcome for one in again.trials if one not in again.counted] == ["interrupted"] * 2
-    assert steps[:3] == [(1, 1), (1, 2), (2, 3)], "the half-run trial goes on from the epoch it had reached"
+    assert steps[:3] == [(1, 1), (1, 2), (2, 3)], "the interrupted trial resumes from its last epoch"
     assert not (out / "trial").exists()
     assert (out / "best.toml").read_text().splitlines()[4:] == (
         Path(whole.folder) / "best.toml"
     ).read_text().splitlines()[4:]
 
 
-def test_codes_are_learned_once_for_all_trials_and_resumed(
+def test_codes_are_learned_once_for_all_trials(
     cycle_data: Path, quick_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(codes, "LEAST_STEPS", 10)
-    coded = '[model]\nitems = {kind = "codes", assignment = "learned", parts = 4, values = 8}'
+    section = '[model]\nitems = {kind = "codes", assignment = "learned", parts = 4, values = 8}'
     recipe, out = tmp_path / "coded.toml", tmp_path / "search"
-    recipe.write_text(quick_recipe.read_text().replace("[model]", coded))
+    recipe.write_text(quick_recipe.read_text().replace("[model]", section))
 
-    def tuned(stop_at: int, *, resume: bool) -> list[tuple[int, str, int]]:
+    def steps_until(stop_at: int, *, resume: bool) -> list[tuple[int, str, int]]:
         steps: list[tuple[int, str, int]] = []
 
         def progress(trial: int, step: TrainingProgress) -> None:
@@ -285,29 +285,29 @@ def test_codes_are_learned_once_for_all_trials_and_resumed(
             tune(cycle_data, out=out, recipe=None if resume else recipe, resume=resume, trials=2, progress=progress)
         return steps
 
-    assert tuned(3, resume=False)[0] == (1, "codes", 1)
-    steps = tuned(0, resume=True)
-    learning = [(trial, epoch) for trial, of, epoch in steps if of]
-    assert {trial for trial, _ in learning} == {2} and min(epoch for _, epoch in learning) == 3
+    assert steps_until(3, resume=False)[0] == (1, "codes", 1)
+    steps = steps_until(0, resume=True)
+    code_epochs = [(trial, epoch) for trial, of, epoch in steps if of]
+    assert {trial for trial, _ in code_epochs} == {2} and min(epoch for _, epoch in code_epochs) == 3
     assert {trial for trial, of, _ in steps if not of} == {2, 3} and not (out / "codes.safetensors").exists()
 
 
 def test_more_trials_after_a_kill(whole: Tuning, cycle_data: Path, tmp_path: Path) -> None:
-    """A kill leaves a trial that never ended: it is recorded, and does not count."""
-    out = copied(whole, tmp_path / "search")
+    """A kill leaves an unfinished trial: it is recorded but not counted."""
+    out = copy_search(whole, tmp_path / "search")
     with study_room.open_study(out) as study:
         study.ask()
-    told: list[tuple[TrialRecord, int]] = []
-    more = tune(
+    calls: list[tuple[TrialRecord, int]] = []
+    tuning = tune(
         cycle_data,
         out=out,
         resume=True,
         trials=TRIALS + 1,
-        ended=lambda one, so_far: told.append((one, len(so_far.counted))),
+        ended=lambda one, so_far: calls.append((one, len(so_far.counted))),
     )
-    assert found(more)[:TRIALS] == found(whole)
-    assert [one.outcome for one in more.trials[TRIALS:]] == ["interrupted", "finished"]
-    assert told == [(more.trials[-1], TRIALS + 1)]
+    assert results_of(tuning)[:TRIALS] == results_of(whole)
+    assert [one.outcome for one in tuning.trials[TRIALS:]] == ["interrupted", "finished"]
+    assert calls == [(tuning.trials[-1], TRIALS + 1)]
 
 
 def test_the_search_ends_after_its_minutes(
@@ -317,11 +317,11 @@ def test_the_search_ends_after_its_minutes(
     endless, out, steps = tmp_path / "endless.toml", tmp_path / "search", list[tuple[int, int]]()
     endless.write_text(quick_recipe.read_text().replace("= 3\n", "= 5\n"))
     monkeypatch.setattr(search_room, "monotonic", lambda: 60.0 * len(steps))
-    first = tune(cycle_data, out=out, recipe=endless, minutes=3, progress=stopped((0, 0), steps))
+    first = tune(cycle_data, out=out, recipe=endless, minutes=3, progress=interrupt((0, 0), steps))
     assert [(one.outcome, one.epochs) for one in first.trials] == [("out of time", 3)]
     assert first.best == first.trials[0] and first.best.score is not None and first.counted == []
     assert (out / "best.toml").exists()
-    second = tune(cycle_data, out=out, resume=True, trials=1, minutes=10, progress=stopped((0, 0), steps))
+    second = tune(cycle_data, out=out, resume=True, trials=1, minutes=10, progress=interrupt((0, 0), steps))
     assert steps == [(1, 1), (1, 2), (1, 3), (2, 4), (2, 5)]
     assert [(one.outcome, one.epochs) for one in second.trials] == [("out of time", 3), ("finished", 5)]
 
@@ -332,9 +332,9 @@ def test_trials_that_fall_behind_are_pruned(
     monkeypatch.setattr(study_room, "UNPRUNED_TRIALS", 1)
     monkeypatch.setattr(study_room, "UNPRUNED_EPOCHS", 1)
     tuning = tune(cycle_data, out=tmp_path / "search", recipe=quick_recipe, trials=5)
-    pruned = [one for one in tuning.trials if one.outcome == "pruned"]
-    assert pruned and len(tuning.counted) == 5
-    assert all(one.epochs < 3 and one.score is not None and one != tuning.best for one in pruned)
+    trials = [one for one in tuning.trials if one.outcome == "pruned"]
+    assert trials and len(tuning.counted) == 5
+    assert all(one.epochs < 3 and one.score is not None and one != tuning.best for one in trials)
 
 
 def test_a_loss_that_is_not_finite_is_a_failed_trial(cycle_data: Path, quick_recipe: Path, tmp_path: Path) -> None:
@@ -351,7 +351,7 @@ def test_a_loss_that_is_not_finite_is_a_failed_trial(cycle_data: Path, quick_rec
 def test_settings_that_do_not_fit_into_memory_are_a_failed_trial(
     cycle_data: Path, quick_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """Were they an interruption, every resume would run them again first."""
+    """As an interruption, every resume would run them again first."""
 
     def too_large(*_: object, **__: object) -> None:
         raise error
@@ -363,7 +363,7 @@ def test_settings_that_do_not_fit_into_memory_are_a_failed_trial(
 
 
 def test_the_test_part_is_not_used(quick_recipe: Path, tmp_path: Path) -> None:
-    """The last items change places among the users: no proposal and no score may notice."""
+    """Swapping the last items between users changes no proposal and no score."""
     log = pl.read_csv(cycle_log(users=40).encode()).sort("user", "timestamp")
     last = log["timestamp"] == log.select(pl.col("timestamp").max().over("user")).to_series()
     items = log["item"].to_numpy().copy()
@@ -372,18 +372,18 @@ def test_the_test_part_is_not_used(quick_recipe: Path, tmp_path: Path) -> None:
     for name, table in (("straight", log), ("permuted", log.with_columns(item=pl.Series(items)))):
         data = segue.prepare(table, out=tmp_path / f"{name}-data")
         tunings.append(tune(data, out=tmp_path / name, recipe=quick_recipe, trials=2))
-    assert found(tunings[0]) == found(tunings[1])
+    assert results_of(tunings[0]) == results_of(tunings[1])
     digests = [msgspec.json.decode((Path(one.folder) / "manifest.json").read_bytes())["data"] for one in tunings]
     assert digests[0] != digests[1]
 
 
-# --- what is refused ----------------------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------------------------
 
 
 def test_refusals(whole: Tuning, cycle_data: Path, quick_recipe: Path, tmp_path: Path) -> None:
-    out = copied(whole, tmp_path / "search")
+    out = copy_search(whole, tmp_path / "search")
     other = segue.prepare(pl.read_csv(cycle_log(seed=6).encode()), out=tmp_path / "other")
-    refused: list[tuple[type[SegueError], str, dict[str, Any]]] = [
+    cases: list[tuple[type[SegueError], str, dict[str, Any]]] = [
         (FolderError, "holds a search already; add --resume", {"out": out}),
         (FolderError, "exists already", {"out": tmp_path / "other"}),
         (FolderError, "nothing to resume", {"out": tmp_path / "nowhere", "resume": True}),
@@ -394,7 +394,7 @@ def test_refusals(whole: Tuning, cycle_data: Path, quick_recipe: Path, tmp_path:
         (SettingsError, "--trials must be at least 1", {"out": tmp_path / "new", "trials": 0}),
         (SettingsError, "--minutes must be above 0", {"out": tmp_path / "new", "minutes": 0.0}),
     ]
-    for kind, sentence, options in refused:
+    for kind, sentence, options in cases:
         with pytest.raises(kind, match=sentence):
             tune(cycle_data, **options)
     with pytest.raises(FolderError, match="is not the data that"):
@@ -403,7 +403,7 @@ def test_refusals(whole: Tuning, cycle_data: Path, quick_recipe: Path, tmp_path:
 
 
 def test_a_damaged_study_is_refused(whole: Tuning, cycle_data: Path, tmp_path: Path) -> None:
-    out = copied(whole, tmp_path / "search")
+    out = copy_search(whole, tmp_path / "search")
     (out / "study.sqlite").write_bytes(b"nothing of the kind" * 100)
     with pytest.raises(FolderError, match=r"study\.sqlite cannot be read or written \(.*not a database"):
         tune(cycle_data, out=out, resume=True, trials=9)
@@ -412,7 +412,7 @@ def test_a_damaged_study_is_refused(whole: Tuning, cycle_data: Path, tmp_path: P
         tune(cycle_data, out=out, resume=True, trials=9)
 
 
-# --- the report ---------------------------------------------------------------------------------------------------
+# --- the report -----------------------------------------------------------------------------------------------------
 
 
 def record(trial: int, score: float | None, outcome: Outcome = "finished", **values: Any) -> TrialRecord:
@@ -428,7 +428,7 @@ def record(trial: int, score: float | None, outcome: Outcome = "finished", **val
     )
 
 
-def test_the_table_shows_the_best_what_is_new_and_what_they_share() -> None:
+def test_the_table_shows_the_best_trials() -> None:
     widths = [64, 32, 128, 128, 128, 128, 128, 32, 32, 32, 32]
     trials = [record(n, n / 100, width=width, depth=n) for n, width in enumerate(widths, start=1)]
     trials[0] = record(1, 0.5, width=64, depth=64)
@@ -442,6 +442,6 @@ def test_the_table_shows_the_best_what_is_new_and_what_they_share() -> None:
     assert lines[9] == "No trial was better than the recipe itself."
     better = Tuning(folder="search", recipe="sasrec", trials=[record(1, 0.01, width=64, depth=64), *trials[1:]])
     assert tuning_table(better).splitlines()[9] == "The recipe itself reached 0.0100, the best trial 0.1100."
-    assert "All of the best" not in tuning_table(better), "the fifth is of another width"
-    shared = [record(n, n / 100, width=width, depth=n) for n, width in enumerate([64] * 5 + [32] * 5, start=1)]
-    assert tuning_table(Tuning(folder="s", recipe="r", trials=shared)).endswith("All of the best 5 have width 32.")
+    assert "All of the best" not in tuning_table(better), "the fifth best has another width"
+    others = [record(n, n / 100, width=width, depth=n) for n, width in enumerate([64] * 5 + [32] * 5, start=1)]
+    assert tuning_table(Tuning(folder="s", recipe="r", trials=others)).endswith("All of the best 5 have width 32.")

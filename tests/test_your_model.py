@@ -1,4 +1,4 @@
-"""docs/your-model.md, run: its files are written, its laws checked, its model trained, saved, loaded and served."""
+"""docs/your-model.md as a program: its model is checked, trained, saved, loaded and served."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ITEMS = ["espresso", "grinder", "beans", "cups", "filter", "kettle", "scale", "m
 
 
 def files_of(document: Path) -> dict[str, str]:
-    """Its blocks of Python, each of which begins with the name of its file."""
+    """The document's Python blocks by file name, which is the first line of each."""
     blocks = re.findall(
         r"^```python\n# (\w+\.py)\n(.*?)^```$", document.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
     )
@@ -29,7 +29,7 @@ def files_of(document: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One stands in a folder with the document's files and a log in which everyone walks round the items."""
+    """The current folder, with the document's files and a log of one cycle of items."""
     folder = tmp_path_factory.mktemp("your-model")
     for name, source in files_of(DOCUMENT).items():
         (folder / name).write_text(source, encoding="utf-8")
@@ -51,20 +51,20 @@ def test_the_model_takes_about_a_hundred_lines() -> None:
     assert 60 <= len(files["decayed_mean.py"].splitlines()) <= 110
 
 
-def test_it_keeps_the_laws(folder: Path) -> None:
+def test_it_passes_the_laws(folder: Path) -> None:
     runpy.run_path(str(folder / "test_decayed_mean.py"))["test_the_laws"]()
 
 
 @pytest.fixture(scope="module")
 def trained(folder: Path) -> dict[str, Any]:
-    """The training's script, run; it ends well before it stops to learn."""
+    """The result of the training script, with fewer epochs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(segue, "train", quickly(segue.train))
+        patch.setattr(segue, "train", with_fewer_epochs(segue.train))
         return runpy.run_path(str(folder / "train_decayed_mean.py"))
 
 
-def quickly(train: Any) -> Any:
-    """The same verb with less to do."""
+def with_fewer_epochs(train: Any) -> Any:
+    """`train` with fewer epochs."""
     quick = ["model.width=32", "model.length=20", "train.epochs=12", "train.patience=12", "train.threads=1"]
     quick += ["train.learning_rate=0.01", "train.tokens=600", "train.warmup=0"]
 
@@ -86,17 +86,17 @@ def test_it_is_trained_saved_and_loaded(folder: Path, trained: dict[str, Any]) -
 
 def test_it_is_explained(trained: dict[str, Any]) -> None:
     weights = trained["model"].attention(["espresso", "grinder", "beans"])
-    assert {name: looks.shape for name, looks in weights.items()} == {"layer 1": (4, 3, 3), "layer 2": (4, 3, 3)}
-    assert all(looks.sum(-1) == pytest.approx(1, abs=1e-5) for looks in weights.values())
+    assert {name: rows.shape for name, rows in weights.items()} == {"layer 1": (4, 3, 3), "layer 2": (4, 3, 3)}
+    assert all(rows.sum(-1) == pytest.approx(1, abs=1e-5) for rows in weights.values())
 
 
 @pytest.mark.usefixtures("trained")
 def test_it_is_served(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    met: dict[str, Any] = {}
-    monkeypatch.setattr("uvicorn.run", lambda app, **options: met.update(options, app=app))
+    record: dict[str, Any] = {}
+    monkeypatch.setattr("uvicorn.run", lambda app, **options: record.update(options, app=app))
     runpy.run_path(str(folder / "serve_decayed_mean.py"))
-    assert (met["host"], met["port"]) == ("127.0.0.1", 8000)
-    with in_process_client(met["app"]) as client:
+    assert (record["host"], record["port"]) == ("127.0.0.1", 8000)
+    with in_process_client(record["app"]) as client:
         assert client.get("/model").json()["active"] == "decayed-mean"
         post_events(client, {"user": "ann", "item": "kettle"}, {"user": "ann", "item": "scale"})
         assert ids(client.get("/users/ann/recommendations", params={"k": 1})) == ["milk"]

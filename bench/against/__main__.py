@@ -25,16 +25,16 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--data", type=Path, help="DATA=: folder with events.tsv.gz, for epoch and serve")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="measurements of each version")
     add_options(parser)
-    chosen = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="segue-bench-") as name:
-        subject = SUBJECTS[chosen.subject](chosen, Path(name))
-        versions = (this_version(), other_version(chosen.against))
+        subject = SUBJECTS[options.subject](options, Path(name))
+        versions = (this_version(), other_version(options.against))
         for version in versions:
             subject.begin(version)
-        results = alternate(versions, subject.measure, rounds=chosen.rounds)
-    title = f"{chosen.subject}: this version against {versions[1].name}, medians of {chosen.rounds} alternated rounds"
+        results = alternate(versions, subject.measure, rounds=options.rounds)
+    title = f"{options.subject}: this version against {versions[1].name}, medians of {options.rounds} alternated rounds"
     note = "ratio: this version divided by the other; below 1, this one needs less."
-    publish(f"against-{chosen.subject}", title=title, rows=rows(results), notes=[note], body=results)
+    publish(f"against-{options.subject}", title=title, rows=rows(results), notes=[note], body=results)
 
 
 if __name__ == "__main__":

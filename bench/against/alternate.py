@@ -1,7 +1,7 @@
 """Two versions and a measurement → rows with the median of each and their ratio.
 
 The speed of a shared host changes by half within an hour, so both are measured in one run, alternately. The order is
-reversed in every second round: a host that slows down steadily slows both by as much.
+reversed in every second round: a host that slows down steadily slows both equally.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import polars as pl
 from bench.against.alternate import Numbers
 from bench.against.version import Version
 from bench.data import make_log
-from bench.data.prepare import MEGABYTE, measured
+from bench.data.prepare import MEGABYTE, measure_command
 from bench.data.scale import EVENTS_A_USER, EVENTS_AN_ITEM
 from bench.serving import load
 from bench.serving.server import Server, free_port
@@ -32,7 +32,7 @@ A_ROW = r"^([^,]*,[^,]*,)(\d+)(.*)$"  # of make_log: user and item, the seconds,
 
 class Subject(Protocol):
     def begin(self, version: Version) -> None:
-        """What is done once for each version, before anything is measured."""
+        """Prepare a version, once, before any measurement."""
 
     def measure(self, version: Version) -> Numbers: ...
 
@@ -40,8 +40,8 @@ class Subject(Protocol):
 class Epoch:
     """Seconds of a training epoch, as the run's manifest has them; the first epoch of each training is left out."""
 
-    def __init__(self, chosen: Namespace, work: Path) -> None:
-        self._log, self._work, self._recipe, self._threads = _log(chosen), work, chosen.recipe, chosen.threads
+    def __init__(self, settings: Namespace, work: Path) -> None:
+        self._log, self._work, self._recipe, self._threads = _log(settings), work, settings.recipe, settings.threads
 
     def begin(self, version: Version) -> None:
         run_segue(version, "prepare", self._log, "--out", self._work / version.name)
@@ -58,9 +58,9 @@ class Epoch:
 class Serve:
     """Processor time of an answer and its latency, under a constant rate, of a service over the log's histories."""
 
-    def __init__(self, chosen: Namespace, work: Path) -> None:
-        self._log, self._work = _log(chosen), work
-        self._rate, self._seconds = chosen.rate, chosen.seconds
+    def __init__(self, settings: Namespace, work: Path) -> None:
+        self._log, self._work = _log(settings), work
+        self._rate, self._seconds = settings.rate, settings.seconds
         users = pl.read_csv(self._log, separator="\t", columns=["user"], infer_schema=False)["user"].unique()
         self._users = users.sort().to_list()
 
@@ -77,7 +77,7 @@ class Serve:
             load.finish(load.start(self._job(server.port, self._seconds / 4)))
             with Watch(server.pid) as watch:
                 answers = load.finish(load.start(self._job(server.port, self._seconds))).kind("GET")
-                spent = watch.cpu_seconds()
+                cpu_seconds = watch.cpu_seconds()
         finally:
             server.stop()
         if answers.failed or answers.p50 is None or answers.p90 is None:
@@ -85,7 +85,7 @@ class Serve:
                 f"{answers.failed} of {answers.requests} requests to {version.name} failed at {self._rate:g} a second; "
                 "expected none. Measure at a smaller rate: ARGS='--rate 200'."
             )
-        return {"CPU ms a request": 1000 * spent / answers.requests, "p50 ms": answers.p50, "p90 ms": answers.p90}
+        return {"CPU ms a request": 1000 * cpu_seconds / answers.requests, "p50 ms": answers.p50, "p90 ms": answers.p90}
 
     def _started(self, version: Version) -> Server:
         folder = self._work / version.name
@@ -103,25 +103,25 @@ class Serve:
 class Prepare:
     """Seconds of `segue prepare` on one generated log whose times are written in several ways."""
 
-    def __init__(self, chosen: Namespace, work: Path) -> None:
+    def __init__(self, settings: Namespace, work: Path) -> None:
         self._work, self._logs = work, dict[str, Path]()
         first = work / "seconds.csv"
-        print(f"writing a log of {chosen.events:,} events …", file=sys.stderr, flush=True)
-        users, items = max(2, chosen.events // EVENTS_A_USER), max(2, chosen.events // EVENTS_AN_ITEM)
-        make_log.make_log(first, events=chosen.events, users=users, items=items)
-        for name in chosen.times:
+        print(f"writing a log of {settings.events:,} events …", file=sys.stderr, flush=True)
+        users, items = max(2, settings.events // EVENTS_A_USER), max(2, settings.events // EVENTS_AN_ITEM)
+        make_log.make_log(first, events=settings.events, users=users, items=items)
+        for name in settings.times:
             self._logs[name] = first if name == "seconds" else work / f"{name}.csv"
             if name != "seconds":
                 write_times(first, self._logs[name], TIME_FORMATS[name] or "")
 
     def begin(self, version: Version) -> None:
-        """Nothing is needed before."""
+        """Nothing to prepare."""
 
     def measure(self, version: Version) -> Numbers:
         numbers: Numbers = {}
         for name, log in self._logs.items():
             out, options = self._work / "data", ("--time-format", TIME_FORMATS[name]) if name == "format" else ()
-            seconds, peak, _ = measured(version.segue("prepare", log, "--out", out, "--json", *options))
+            seconds, peak, _ = measure_command(version.segue("prepare", log, "--out", out, "--json", *options))
             shutil.rmtree(out)
             numbers |= {f"s, {name}": seconds, f"peak MB, {name}": peak / MEGABYTE}
             if name != "seconds" and "s, seconds" in numbers:
@@ -149,22 +149,22 @@ def write_times(log: Path, out: Path, form: str) -> None:
     time = pl.from_epoch(line.str.extract(A_ROW, 2).cast(pl.Int64), time_unit="s").dt.strftime(form)
     text = pl.concat_str(line.str.extract(A_ROW, 1), time, line.str.extract(A_ROW, 3))
     lines = pl.scan_csv(log, has_header=False, separator="\x01", quote_char=None, new_columns=["line"])
-    written = lines.select(pl.when(line.str.contains(A_ROW)).then(text).otherwise(line))
-    written.sink_csv(out, include_header=False, separator="\x01", quote_style="never")
+    rewritten_lines = lines.select(pl.when(line.str.contains(A_ROW)).then(text).otherwise(line))
+    rewritten_lines.sink_csv(out, include_header=False, separator="\x01", quote_style="never")
 
 
 def run_segue(version: Version, *arguments: object) -> None:
-    done = subprocess.run(version.segue(*arguments), capture_output=True, text=True, check=False)
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+    process = subprocess.run(version.segue(*arguments), capture_output=True, text=True, check=False)
+    if process.returncode:
+        reason = (process.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise InputError(f"`segue {arguments[0]}` of the version {version.name} failed: {reason}")
 
 
-def _log(chosen: Namespace) -> Path:
-    log: Path | None = chosen.data / "events.tsv.gz" if chosen.data else None
+def _log(options: Namespace) -> Path:
+    log: Path | None = options.data / "events.tsv.gz" if options.data else None
     if log is None or not log.is_file():
         raise InputError(
-            f"Expected a log for {chosen.subject}, got {chosen.data or 'none'}: give DATA=folder with an events.tsv.gz "
-            "of the columns user, item and ts."
+            f"Expected a log for {options.subject}, got {options.data or 'none'}: give DATA=folder with an "
+            "events.tsv.gz of the columns user, item and ts."
         )
     return log

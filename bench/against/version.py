@@ -57,10 +57,10 @@ def other_version(commit: str, *, root: Path = ROOT, run: Run | None = None) -> 
 def run_command(command: Sequence[str], folder: Path) -> str:
     print(f"{' '.join(command)} …", file=sys.stderr, flush=True)
     environment = {name: value for name, value in os.environ.items() if name not in OF_MAKE}
-    done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
+    process = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+    if process.returncode:
         raise InputError(
-            f"`{' '.join(command)}` in {folder} ended with exit code {done.returncode}; it was expected to succeed. "
+            f"`{' '.join(command)}` in {folder} ended with exit code {process.returncode}; it was expected to succeed. "
             "Correct what it printed above, or name another commit: make bench SUBJECT=… AGAINST=COMMIT."
         )
-    return done.stdout
+    return process.stdout

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bench.attention.model import BOUGHT_NEXT, HISTORY, SHAPE, Kept, kept, recommender
+from bench.attention.model import BOUGHT_NEXT, HISTORY, SHAPE, ShopModel, read_model, recommender
 from segue.demo.shop import CREDIT
 from segue.layers.attention.scores import Additive, Bilinear, Product
 from segue.layers.attention.weights import select_weights
@@ -34,14 +34,14 @@ MINUS = "−"
 def document() -> str:
     """The whole document."""
     with torch.no_grad():
-        values = exercise() | walk(kept()) | variants()
+        values = exercise() | walk(read_model()) | variants()
     text = TEMPLATE.read_text(encoding="utf-8")
-    wanted = set(re.findall(r"\{([a-z0-9_]+)\}", text))
-    assert wanted == set(values), f"the template and the numbers differ: {sorted(wanted ^ set(values))}"
-    return NOTE + re.sub(r"\{([a-z0-9_]+)\}", lambda found: values[found[1]], text)
+    names = set(re.findall(r"\{([a-z0-9_]+)\}", text))
+    assert names == set(values), f"the template and the numbers differ: {sorted(names ^ set(values))}"
+    return NOTE + re.sub(r"\{([a-z0-9_]+)\}", lambda match: values[match[1]], text)
 
 
-# --- numbers as text ----------------------------------------------------------------------------------------------
+# --- numbers as text ------------------------------------------------------------------------------------------------
 
 
 def number(value: float, decimals: int) -> str:
@@ -65,11 +65,11 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def softly(scores: Tensor, may_attend: Tensor | None = None) -> Tensor:
+def masked_softmax(scores: Tensor, may_attend: Tensor | None = None) -> Tensor:
     return select_weights(scores, may_attend, "soft", temperature=1.0, training=False, generator=None).weights
 
 
-# --- the exercise -------------------------------------------------------------------------------------------------
+# --- the exercise ---------------------------------------------------------------------------------------------------
 
 WORDS = ("START", "Awful", "plot", "and", "actors.", "The", "movie", "is")
 EMBEDDED = ((0, 0, 0), (0, -5, 0), (1, 0, 0), (0, 0, 0), (-1, 0, 0), (0, 0, 0), (-2, 0, 0), (0, 0, 0))
@@ -78,17 +78,17 @@ OUTPUTS = {"good": (1.0, -1.0), "bad": (-1.0, 1.0)}
 
 
 def exercise() -> dict[str, str]:
-    """The eight words."""
-    places = torch.arange(len(WORDS), dtype=torch.float64)
+    """The exercise of eight words."""
+    positions = torch.arange(len(WORDS), dtype=torch.float64)
     x = torch.tensor(EMBEDDED, dtype=torch.float64)
-    x[:, 2] += places
+    x[:, 2] += positions
     q = x @ torch.tensor(PROJECTION, dtype=torch.float64)  # and k, and v
     scores = Product(2, scaled=True)(q, q)
     causal = torch.ones(len(WORDS), len(WORDS), dtype=torch.bool).tril()
-    weights = softly(scores, causal)
+    weights = masked_softmax(scores, causal)
     mixtures = weights @ q
     logits = torch.tensor([*OUTPUTS.values()], dtype=torch.float64) @ mixtures[-1]
-    assert torch.equal(softly(scores)[-1], weights[-1])
+    assert torch.equal(masked_softmax(scores)[-1], weights[-1])
     return _leak() | {
         "g1_words": table(
             ["", *WORDS],
@@ -100,12 +100,12 @@ def exercise() -> dict[str, str]:
         "g1_logits": _named(logits),
         "g1_chances": _named(logits.softmax(0)),
         "g1_answer": [*OUTPUTS][int(logits.argmax())],
-        "g1_unscaled": row(softly(Product(2, scaled=False)(q, q))[-1].tolist(), 6),
+        "g1_unscaled": row(masked_softmax(Product(2, scaled=False)(q, q))[-1].tolist(), 6),
         "g1_masked_row": row(weights[2, :3].tolist(), 6),
         "g1_itself": number(float(weights[1, 1]), 6),
         "g1_second": row(mixtures[1].tolist(), 6),
         "g1_mixtures": table(WORDS, [[row(own, 6) for own in mixtures.tolist()]]),
-        "g1_same": row(softly(scores)[-1, :3].tolist(), 6)[:-1] + ", …)",
+        "g1_same": row(masked_softmax(scores)[-1, :3].tolist(), 6)[:-1] + ", …)",
     }
 
 
@@ -118,30 +118,30 @@ def _named(values: Tensor) -> str:
 
 
 def _leak() -> dict[str, str]:
-    """What a mask after the softmax lets through."""
-    scores, hidden = torch.tensor([0.3, 1.0], dtype=torch.float64), 5.0
-    raised = torch.tensor([float(scores[0]), hidden], dtype=torch.float64)
+    """How a mask after the softmax leaks."""
+    scores, masked_score = torch.tensor([0.3, 1.0], dtype=torch.float64), 5.0
+    with_masked = torch.tensor([float(scores[0]), masked_score], dtype=torch.float64)
     mask = torch.tensor([True, False])
-    assert torch.equal(softly(scores, mask), softly(raised, mask))
+    assert torch.equal(masked_softmax(scores, mask), masked_softmax(with_masked, mask))
     return {
         "leak_scores": short(scores.tolist()),
-        "leak_score": f"{hidden:g}",
-        "leak_before": number(float(softly(scores)[0]), 4),
-        "leak_after": number(float(softly(raised)[0]), 4),
-        "leak_masked": f"{float(softly(raised, mask)[0]):g}",
+        "leak_score": f"{masked_score:g}",
+        "leak_before": number(float(masked_softmax(scores)[0]), 4),
+        "leak_after": number(float(masked_softmax(with_masked)[0]), 4),
+        "leak_masked": f"{float(masked_softmax(with_masked, mask)[0]):g}",
     }
 
 
-# --- the customer -------------------------------------------------------------------------------------------------
+# --- the customer ---------------------------------------------------------------------------------------------------
 
 
-def walk(facts: Kept) -> dict[str, str]:
+def walk(facts: ShopModel) -> dict[str, str]:
     """One history from tokens to the answer, each step by the model's own parts."""
     model = recommender(facts)
     numbers = model.vocabulary.numbers(HISTORY, unknown="error")
     titles = [title or "" for title in model.vocabulary.titles(numbers)]
     events = torch.arange(1, len(HISTORY) + 1)
-    bought = model.vocabulary.titles(model.vocabulary.numbers([BOUGHT_NEXT], unknown="error"))[0]
+    next_title = model.vocabulary.titles(model.vocabulary.numbers([BOUGHT_NEXT], unknown="error"))[0]
     return (
         _inside(model, numbers)
         | _outside(model, titles)
@@ -153,14 +153,14 @@ def walk(facts: Kept) -> dict[str, str]:
             "walk_items": str(len(facts.items)),
             "walk_hit": f"{facts.hits['model']:.1%}".replace("%", " %"),
             "walk_rule": f"{facts.hits['last-item']:.1%}".replace("%", " %"),
-            "walk_bought": str(bought),
+            "walk_bought": str(next_title),
         }
     )
 
 
-def _inside(found: Recommender, numbers: np.ndarray) -> dict[str, str]:
+def _inside(recommender: Recommender, numbers: np.ndarray) -> dict[str, str]:
     """Tokens, queries, keys, scores, weights, mixture and the state that is compared with items."""
-    model, count = found.model, len(numbers)
+    model, count = recommender.model, len(numbers)
     batch = PackedBatch(
         items=torch.from_numpy(numbers), times=torch.zeros(count, dtype=torch.int64), lengths=torch.tensor([count])
     )
@@ -170,12 +170,12 @@ def _inside(found: Recommender, numbers: np.ndarray) -> dict[str, str]:
     normal = block.norm_query(x)
     q, (k, v) = block.attention.query(normal), block.attention.key_value(x).chunk(2, dim=-1)
     scores = block.attention.score(q[-1:], k)[0]
-    weights = softly(scores)
+    weights = masked_softmax(scores)
     mixture = weights @ v
     middle = block.norm_forward(normal[-1] + mixture)
     state = model.norm(middle + block.feed_forward(middle))
     # The steps above are the model's own.
-    assert np.abs(found.attention(HISTORY)["layer 1"][0, -1] - weights.numpy()).max() < 1e-12
+    assert np.abs(recommender.attention(HISTORY)["layer 1"][0, -1] - weights.numpy()).max() < 1e-12
     assert torch.allclose(model.query(batch)[0], state, rtol=0, atol=1e-12)
     powers = scores.exp()
     return {
@@ -202,32 +202,34 @@ def _inside(found: Recommender, numbers: np.ndarray) -> dict[str, str]:
     }
 
 
-def _outside(found: Recommender, titles: list[str]) -> dict[str, str]:
-    """What a user of the model sees."""
-    answers = found.recommend(HISTORY, k=3).items
-    explanation = found.explain(HISTORY)
-    drawn = list(attention_lines(explanation, View(layer="1", head=1)))
-    weights = found.attention(HISTORY)["layer 1"][0, -1].tolist()
-    added = [entry.contribution or 0.0 for entry in explanation.contributions]
+def _outside(recommender: Recommender, titles: list[str]) -> dict[str, str]:
+    """The output for a user of the model: answers, attention map, contributions."""
+    answers = recommender.recommend(HISTORY, k=3).items
+    explanation = recommender.explain(HISTORY)
+    lines = list(attention_lines(explanation, View(layer="1", head=1)))
+    weights = recommender.attention(HISTORY)["layer 1"][0, -1].tolist()
+    contributions = [entry.contribution or 0.0 for entry in explanation.contributions]
     assert answers[0].id == BOUGHT_NEXT and explanation.item.id == BOUGHT_NEXT
-    assert weights[1] > 0.2 and added[1] < 0 and weights[-1] < 0.01 and added[-1] > 0.4, "the moral would not hold"
+    assert weights[1] > 0.2 and contributions[1] < 0 and weights[-1] < 0.01 and contributions[-1] > 0.4, (
+        "the moral fails"
+    )
     return {
-        "walk_map": "\n".join(drawn[1:]),
+        "walk_map": "\n".join(lines[1:]),
         "walk_answers": table(
             ["answer", "item", "score"],
-            [[str(place), str(answer.title), number(answer.score, 3)] for place, answer in enumerate(answers, start=1)],
+            [[str(rank), str(answer.title), number(answer.score, 3)] for rank, answer in enumerate(answers, start=1)],
         ),
         "walk_contributions": table(
             ["without event", "", "weight", "the answer's score changes by"],
             [
-                [str(event + 1), titles[event], number(weights[event], 4), _signed(-added[event])]
+                [str(event + 1), titles[event], number(weights[event], 4), _signed(-contributions[event])]
                 for event in range(len(titles))
             ],
         ),
         "walk_moral": (
             f"The second event has a weight of {number(weights[1], 4)}, and without it the score is *higher*. The "
             f"newest has a weight of {number(weights[-1], 4)}, and without it the score falls by "
-            f"{number(added[-1], 3)}: its way is the residual."
+            f"{number(contributions[-1], 3)}: its way is the residual."
         ),
     }
 
@@ -236,14 +238,14 @@ def _signed(value: float) -> str:
     return ("+" if value > 0 else "") + number(value, 3)
 
 
-# --- the variants -------------------------------------------------------------------------------------------------
+# --- the variants ---------------------------------------------------------------------------------------------------
 
 
 def variants() -> dict[str, str]:
-    """Small numbers for the kinds of score, masks, places, hard attention and HSTU's weights."""
+    """Small numbers for the kinds of score, masks, positions, hard attention and HSTU's weights."""
     query, key = torch.tensor([[1.0, 2.0]], dtype=torch.float64), torch.tensor([[0.5, -1.0]], dtype=torch.float64)
     bilinear, additive = Bilinear(2, 2).double(), Additive(2, 2, 2, "tanh").double()
-    # It maps queries, so that it holds U the other way round.
+    # Its weight maps queries, so it holds U transposed.
     bilinear.query.weight.copy_(torch.tensor([[0.0, 2.0], [1.0, 0.0]]))
     additive.query.weight.copy_(torch.eye(2))
     additive.key.weight.copy_(torch.eye(2))
@@ -256,7 +258,7 @@ def variants() -> dict[str, str]:
     }
     return (
         _masks()
-        | _places()
+        | _positions()
         | {
             "kinds_query": short(query[0].tolist()),
             "kinds_key": short(key[0].tolist()),
@@ -273,21 +275,21 @@ def _masks() -> dict[str, str]:
     hard = select_weights(logits, None, "straight-through", temperature=1.0, training=False, generator=None).weights
     return {
         "pad_score": f"{float(padded[0]):g}",
-        "pad_leaked": number(float(softly(padded)[0]), 4),
-        "pad_masked": f"{float(softly(padded, only)[0]):g}",
+        "pad_leaked": number(float(masked_softmax(padded)[0]), 4),
+        "pad_masked": f"{float(masked_softmax(padded, only)[0]):g}",
         "hard_scores": short(logits.tolist()),
-        "hard_soft": row(softly(logits).tolist(), 4),
+        "hard_soft": row(masked_softmax(logits).tolist(), 4),
         "hard_chosen": short(hard.tolist()),
     }
 
 
-def _places() -> dict[str, str]:
-    turn = Rotary(16, 4)
+def _positions() -> dict[str, str]:
+    rotary = Rotary(16, 4)
     q, k = (torch.tensor(values).view(1, 1, 1, 4) for values in ([1.0, 0.5, -1.0, 0.25], [0.5, 1.0, 0.75, -0.5]))
 
-    def product(asking: int, asked: int) -> str:
-        turned = turn(q, torch.tensor([asking])) * turn(k, torch.tensor([asked]))
-        return number(float(turned.sum()), 4)
+    def product(query_position: int, key_position: int) -> str:
+        products = rotary(q, torch.tensor([query_position])) * rotary(k, torch.tensor([key_position]))
+        return number(float(products.sum()), 4)
 
     distances = torch.tensor([-1, -5, -20, -100])
     buckets = distance_buckets(distances, causal=True, buckets=32, furthest=128).tolist()

@@ -17,7 +17,7 @@ EVENTS, ITEMS = "events.tsv.gz", "items.tsv.gz"
 
 @dataclass(frozen=True, slots=True)
 class CutLog:
-    """A log, the time of its split, and its counts, by which it is recognised."""
+    """A log, the time of its split, and its counts, which identify it."""
 
     name: str
     title: str
@@ -66,29 +66,29 @@ def prepared(log: CutLog, folder: Path | None, cache: Path) -> api.Data:
 
 
 def _folder(log: CutLog, folder: Path, cache: Path) -> api.Data:
-    place = cache / "data" / f"{log.name}-{log.cut}-{digest(folder / EVENTS)[:12]}"
-    if place.exists():
-        return api.Data.open(place)
+    data_folder = cache / "data" / f"{log.name}-{log.cut}-{digest(folder / EVENTS)[:12]}"
+    if data_folder.exists():
+        return api.Data.open(data_folder)
     with Display() as display:
         split = f"time:{log.cut}"
-        return api.prepare(folder / EVENTS, out=place, items=folder / ITEMS, split=split, progress=display.stage)
+        return api.prepare(folder / EVENTS, out=data_folder, items=folder / ITEMS, split=split, progress=display.stage)
 
 
 def _shop(log: CutLog, work: Path, cache: Path) -> api.Data:
     raw = shop.fetch(cache=shop.cache_folder())
-    place = cache / "data" / f"{log.name}-{log.cut}-{digest(raw)[:12]}"
-    if place.exists():
-        return api.Data.open(place)
-    cleaned = shop.clean(raw, out=work)
+    data_folder = cache / "data" / f"{log.name}-{log.cut}-{digest(raw)[:12]}"
+    if data_folder.exists():
+        return api.Data.open(data_folder)
+    log_files = shop.clean(raw, out=work)
     with Display() as display:
         return api.prepare(
-            cleaned.events,
-            out=place,
+            log_files.events,
+            out=data_folder,
             user="customer",
             item="item",
             time="time",
             value="quantity",
-            items=cleaned.items,
+            items=log_files.items,
             split=f"time:{log.cut}",
             progress=display.stage,
         )

@@ -50,23 +50,23 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--repeats", type=int, default=1, help="how often each log is prepared; medians are shown")
     parser.add_argument("--folder", type=Path, help="where logs are generated; 50 million events take 2 GB")
     parser.add_argument("--json", type=Path, help="write the results here too")
-    chosen = parser.parse_args(argv)
-    runs = [run for events in sorted(chosen.events) for run in _runs(events, chosen)]
-    rows = [_row(run, smallest=runs[0], times=chosen.times) for run in runs]
+    arguments = parser.parse_args(argv)
+    runs = [run for events in sorted(arguments.events) for run in _runs(events, arguments)]
+    rows = [_row(run, smallest=runs[0], times=arguments.times) for run in runs]
     written = publish("prepare", title="segue prepare", rows=rows, notes=NOTES, body=runs)
-    if chosen.json:
-        shutil.copyfile(written, chosen.json)
+    if arguments.json:
+        shutil.copyfile(written, arguments.json)
 
 
-def _runs(events: int, chosen: argparse.Namespace) -> list[dict[str, Any]]:
+def _runs(events: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Generate a log for each form of times, and prepare them alternately."""
     runs = []
-    with tempfile.TemporaryDirectory(prefix="segue-bench-", dir=chosen.folder) as name:
+    with tempfile.TemporaryDirectory(prefix="segue-bench-", dir=arguments.folder) as name:
         folder = Path(name)
-        for times in chosen.times:
+        for times in arguments.times:
             make_log.make_log(folder / f"{times}.csv", events=events, times=times)
-        measurements = [(times, _measure(folder, times)) for _ in range(chosen.repeats) for times in chosen.times]
-        for times in chosen.times:
+        measurements = [(times, _measure(folder, times)) for _ in range(arguments.repeats) for times in arguments.times]
+        for times in arguments.times:
             own = [numbers for name, numbers in measurements if name == times]
             medians = {key: statistics.median(each[key] for each in own) for key in ("seconds", "cpu seconds")}
             size = (folder / f"{times}.csv").stat().st_size
@@ -83,10 +83,10 @@ def _measure(folder: Path, times: str) -> dict[str, Any]:
     before = _cpu_seconds()
     out = folder / "data"
     command = [*SEGUE, "prepare", str(folder / f"{times}.csv"), "--out", str(out), "--json", *options]
-    seconds, peak, printed = measured(command)
+    seconds, peak, report = measure_command(command)
     shutil.rmtree(out)
     cpu = _cpu_seconds() - before
-    return {"seconds": seconds, "cpu seconds": cpu, "peak bytes": peak, "counts": printed["counts"]}
+    return {"seconds": seconds, "cpu seconds": cpu, "peak bytes": peak, "counts": report["counts"]}
 
 
 def _cpu_seconds() -> float:
@@ -95,15 +95,15 @@ def _cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def measured(command: list[str]) -> tuple[float, int, dict[str, Any]]:
+def measure_command(command: list[str]) -> tuple[float, int, dict[str, Any]]:
     """Seconds, peak resident bytes and the JSON that a command prints; waits for its end without polling."""
     with tempfile.TemporaryFile() as output:
-        began = time.perf_counter()
+        start = time.perf_counter()
         child = subprocess.Popen(command, stdout=output)
         watcher = _PeakMemory(child.pid)
         watcher.start()
         _, status = os.waitpid(child.pid, 0)
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - start
         child.returncode = os.waitstatus_to_exitcode(status)
         watcher.ended.set()
         watcher.join()
@@ -131,8 +131,8 @@ class _PeakMemory(threading.Thread):
             try:
                 process = psutil.Process(self._pid)
                 family = [process, *process.children(recursive=True)]
-                together = sum(each.memory_info().rss for each in family)
-                self.peak = max(self.peak, together, _own_peak(self._pid))
+                total = sum(each.memory_info().rss for each in family)
+                self.peak = max(self.peak, total, _own_peak(self._pid))
             except (psutil.Error, OSError):
                 continue
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.data import make_log
-from bench.data.prepare import MEGABYTE, SEGUE, measured
+from bench.data.prepare import MEGABYTE, SEGUE, measure_command
 from bench.tables import publish
 
 SIZES = (1_000_000, 10_000_000, 100_000_000)
@@ -35,11 +35,11 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "--folder", type=Path, help="where logs are generated, and stay for the next time; 100 million take 4 GB"
     )
-    chosen = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory(prefix="segue-bench-", dir=chosen.folder) as name:
+    options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="segue-bench-", dir=options.folder) as name:
         runs = [
-            _run(log_of(events, chosen.folder or Path(name)), Path(name) / f"data-{events}", events)
-            for events in sorted(chosen.events)
+            _run(log_of(events, options.folder or Path(name)), Path(name) / f"data-{events}", events)
+            for events in sorted(options.events)
         ]
     rows = [_row(run, smallest=runs[0]) for run in runs]
     publish("scale", title="segue prepare as a shop grows", rows=rows, notes=NOTES, body=runs)
@@ -49,21 +49,19 @@ def log_of(events: int, folder: Path) -> Path:
     """The log of this size, generated where it is not there yet."""
     path = folder / f"segue-scale-{events}.csv"
     if not path.exists():
-        unfinished = path.with_suffix(".partial")
-        make_log.make_log(
-            unfinished, events=events, users=events // EVENTS_A_USER, items=max(2, events // EVENTS_AN_ITEM)
-        )
-        unfinished.rename(path)
+        partial = path.with_suffix(".partial")
+        make_log.make_log(partial, events=events, users=events // EVENTS_A_USER, items=max(2, events // EVENTS_AN_ITEM))
+        partial.rename(path)
     return path
 
 
 def _run(log: Path, out: Path, events: int) -> dict[str, Any]:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds, peak, printed = measured([*SEGUE, "prepare", str(log), "--out", str(out), "--json"])
+    seconds, peak, report = measure_command([*SEGUE, "prepare", str(log), "--out", str(out), "--json"])
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     size = log.stat().st_size
-    counts = printed["counts"]
+    counts = report["counts"]
     return {"events": events, "seconds": seconds, "cpu": cpu, "peak": peak, "log bytes": size, "counts": counts}
 
 

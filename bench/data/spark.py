@@ -16,7 +16,7 @@ from typing import Any
 
 import polars as pl
 
-from bench.data.prepare import MEGABYTE, SEGUE, measured
+from bench.data.prepare import MEGABYTE, SEGUE, measure_command
 from bench.tables import publish
 
 PARTS = 8
@@ -30,8 +30,8 @@ NOTES = (
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="bench spark", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, required=True, help="folder with events.tsv.gz")
-    chosen = parser.parse_args(argv)
-    log = chosen.data / "events.tsv.gz"
+    options = parser.parse_args(argv)
+    log = options.data / "events.tsv.gz"
     with tempfile.TemporaryDirectory(prefix="segue-bench-") as name:
         parquet = _as_parquet(log, Path(name) / "parquet")
         files = sorted(map(str, parquet.iterdir()))
@@ -62,16 +62,16 @@ def _as_parquet(log: Path, folder: Path) -> Path:
     return folder
 
 
-def _compared(title: str, sources: dict[str, list[str]], place: Path) -> list[dict[str, Any]]:
-    """What each engine took, the local one first, and whether the other made the same of the log."""
+def _compared(title: str, sources: dict[str, list[str]], folder: Path) -> list[dict[str, Any]]:
+    """The time of each engine, the local one first, and whether Spark's data are equal."""
     runs: list[dict[str, Any]] = []
     for engine, paths in sources.items():
-        out = place / f"{title}-{engine}".replace(" ", "-")
+        out = folder / f"{title}-{engine}".replace(" ", "-")
         command = [*SEGUE, "prepare", *paths, "--out", str(out), "--engine", engine, "--json"]
-        seconds, peak, told = measured(command)
-        equal = "–" if not runs else ("yes" if told["files"] == runs[0]["files"] else "no")
-        facts = {"log": title, "engine": engine, "events": told["counts"]["events"], "seconds": seconds}
-        runs.append(facts | {"peak MB": peak / MEGABYTE, "equal": equal, "files": told["files"]})
+        seconds, peak, report = measure_command(command)
+        equal = "–" if not runs else ("yes" if report["files"] == runs[0]["files"] else "no")
+        facts = {"log": title, "engine": engine, "events": report["counts"]["events"], "seconds": seconds}
+        runs.append(facts | {"peak MB": peak / MEGABYTE, "equal": equal, "files": report["files"]})
     return runs
 
 

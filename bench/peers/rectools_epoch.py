@@ -67,13 +67,13 @@ def training_dataset(path: Path) -> Dataset:
     """The events in their order: a row later is a nanosecond later, so ties cannot move."""
     with np.load(path, allow_pickle=False) as arrays:
         users, items, microseconds = arrays["users"], arrays["items"], arrays["times"]
-    moments = microseconds * 1000 + np.arange(len(users))
+    times = microseconds * 1000 + np.arange(len(users))
     table = pd.DataFrame(
         {
             Columns.User: users,
             Columns.Item: items,
             Columns.Weight: 1.0,
-            Columns.Datetime: pd.to_datetime(moments, unit="ns"),
+            Columns.Datetime: pd.to_datetime(times, unit="ns"),
         }
     )
     return Dataset.construct(table)
@@ -98,32 +98,32 @@ def options() -> argparse.Namespace:
 
 
 def main() -> None:
-    chosen = options()
+    arguments = options()
     warnings.filterwarnings("ignore")
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    torch.set_num_threads(chosen.threads)
-    pytorch_lightning.seed_everything(chosen.seed, verbose=False)
-    model = MODELS[chosen.model](
-        n_factors=chosen.width,
-        n_blocks=chosen.depth,
-        n_heads=chosen.heads,
-        session_max_len=chosen.length,
-        dropout_rate=chosen.dropout,
-        loss=chosen.loss,
-        n_negatives=chosen.negatives,
-        batch_size=chosen.batch,
-        epochs=chosen.epochs,
+    torch.set_num_threads(arguments.threads)
+    pytorch_lightning.seed_everything(arguments.seed, verbose=False)
+    model = MODELS[arguments.model](
+        n_factors=arguments.width,
+        n_blocks=arguments.depth,
+        n_heads=arguments.heads,
+        session_max_len=arguments.length,
+        dropout_rate=arguments.dropout,
+        loss=arguments.loss,
+        n_negatives=arguments.negatives,
+        batch_size=arguments.batch,
+        epochs=arguments.epochs,
         dataloader_num_workers=0,
         get_trainer_func=make_trainer,
-        get_trainer_func_kwargs={"epochs": chosen.epochs},
+        get_trainer_func_kwargs={"epochs": arguments.epochs},
     )
-    model.fit(training_dataset(chosen.events))
+    model.fit(training_dataset(arguments.events))
     clock = model.fit_trainer.callbacks[0]  # fit works on a copy of the trainer
     assert isinstance(clock, EpochClock)
     result = {
-        "trainer": f"RecTools {chosen.model}",
-        "loss": "softmax" if chosen.loss == "softmax" else f"sampled, {chosen.negatives} each",
+        "trainer": f"RecTools {arguments.model}",
+        "loss": "softmax" if arguments.loss == "softmax" else f"sampled, {arguments.negatives} each",
         "versions": {
             "python": platform.python_version(),
             "rectools": rectools.__version__,

@@ -51,7 +51,7 @@ SET = (
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ranked:
+class Ranking:
     """Ranks of the targets and counts of shown items by seed; the users and kinds of the targets."""
 
     ranks: list[np.ndarray]  # a seed each: [N]
@@ -75,21 +75,23 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--only", help="a recipe, or RECIPE-SEED, to train; the table is made of what is there")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "segue-results")
-    chosen = parser.parse_args(argv)
-    both = {recipe: trainings(recipe, chosen.seeds) for recipe in (PLAIN, CONTENT)}
-    wanted = select_trainings([one for pair in zip(*both.values(), strict=True) for one in pair], chosen.only)
-    data = prepared(LOG, chosen.data, chosen.cache)
-    for one in wanted:
+    options = parser.parse_args(argv)
+    trainings_of = {recipe: trainings(recipe, options.seeds) for recipe in (PLAIN, CONTENT)}
+    selected = select_trainings(
+        [one for pair in zip(*trainings_of.values(), strict=True) for one in pair], options.only
+    )
+    data = prepared(LOG, options.data, options.cache)
+    for one in selected:
         with Display() as display:
-            trained(one, data, chosen.cache, display.step)
-    runs = {recipe: [run_folder(one, data, chosen.cache) for one in each] for recipe, each in both.items()}
+            trained(one, data, options.cache, display.step)
+    runs = {recipe: [run_folder(one, data, options.cache) for one in each] for recipe, each in trainings_of.items()}
     if not all(run.exists() for each in runs.values() for run in each):
         print_error("Nothing to show yet: expected runs of every seed of both recipes. Train them without --only.")
         return
     cases = later_events(data)
-    plain, content = (ranked([Recommender.open(run) for run in each], data, cases) for each in runs.values())
+    plain, content = (rank([Recommender.open(run) for run in each], data, cases) for each in runs.values())
     table = rows(plain, content, n_items=len(data.vocabulary))
-    show(table, warm_loss(plain, content), cases, chosen.seeds, epochs=epochs_note(runs))
+    show(table, warm_loss(plain, content), cases, options.seeds, epochs=epochs_note(runs))
 
 
 def trainings(recipe: str, seeds: Sequence[int]) -> list[Training]:
@@ -107,50 +109,50 @@ def evaluator_of(model: SequenceModel, data: api.Data, settings: Settings) -> Ev
     """The evaluator that ranks a model's targets on its data."""
     seen, _ = seen_rule(settings.evaluate, data.sequences, data.split)
     counts = SplitLog.of(data).training_counts
-    known = model.answerable(counts)
+    candidates = model.answerable(counts)
     return Evaluator(
         sequences=data.sequences,
         counts=counts,
         seen=seen,
         target_time=model.target_time,
-        answerable=known,
-        readable=known,
+        answerable=candidates,
+        readable=candidates,
     )
 
 
-def ranked(recommenders: Sequence[Recommender], data: api.Data, cases: WindowCases) -> Ranked:
+def rank(recommenders: Sequence[Recommender], data: api.Data, cases: WindowCases) -> Ranking:
     """Rank the same targets by the models of several seeds."""
     rankings, counts, depths = [], np.zeros(0), (WARM_DEPTH, COLD_DEPTH)
-    for one in recommenders:
-        evaluator = evaluator_of(one.model, data, settings_of(one))
+    for recommender in recommenders:
+        evaluator = evaluator_of(recommender.model, data, settings_of(recommender))
         counts = evaluator.counts
-        rankings.append(rank_targets(evaluator, ModelScorer(one.model), cases, depths, time=cases.time))
-    return Ranked(
-        ranks=[one.ranks for one in rankings],
-        shown=[one.shown[WARM_DEPTH] for one in rankings],
+        rankings.append(rank_targets(evaluator, ModelScorer(recommender.model), cases, depths, time=cases.time))
+    return Ranking(
+        ranks=[ranking.ranks for ranking in rankings],
+        shown=[ranking.shown[WARM_DEPTH] for ranking in rankings],
         users=cases.users[cases.owner],
         cold=counts[cases.targets] == 0,
     )
 
 
 def epochs_note(runs: Mapping[str, Sequence[Path]]) -> str:
-    """The epoch that validation chose, and the number of epochs."""
-    chosen = []
+    """The best epoch on validation, and the number of epochs."""
+    notes = []
     for recipe, each in runs.items():
-        trained = [read_manifest(run, "run")["training"] for run in each]
-        chosen.append(f"{recipe} " + ", ".join(f"{one['best_epoch']} of {one['epochs']}" for one in trained))
-    return f"Best epoch of each seed: {'; '.join(chosen)}."
+        manifests = [read_manifest(run, "run")["training"] for run in each]
+        notes.append(f"{recipe} " + ", ".join(f"{one['best_epoch']} of {one['epochs']}" for one in manifests))
+    return f"Best epoch of each seed: {'; '.join(notes)}."
 
 
-def rows(plain: Ranked, content: Ranked, *, n_items: int) -> list[dict[str, str]]:
+def rows(plain: Ranking, content: Ranking, *, n_items: int) -> list[dict[str, str]]:
     """Cold and warm targets apart, for both recipes and for chance."""
     chance = COLD_DEPTH / n_items
-    made = []
+    table = []
     for name, side in ((PLAIN, plain), (CONTENT, content)):
         hits, gains = side.hits(), side.gains()
         low, high = mean_interval(hits[side.cold], side.users[side.cold])
         cold = float(hits[side.cold].mean())
-        made.append(
+        table.append(
             {
                 "": name,
                 f"cold hit@{COLD_DEPTH}": figure(cold),
@@ -162,12 +164,12 @@ def rows(plain: Ranked, content: Ranked, *, n_items: int) -> list[dict[str, str]
                 f"coverage@{WARM_DEPTH}": figure(float(np.mean([coverage(one) for one in side.shown]))),
             }
         )
-    known = {"": f"chance, {COLD_DEPTH} of {n_items:,}", "times chance": "1.0"}
-    known |= {f"{which} hit@{COLD_DEPTH}": figure(chance) for which in ("cold", "warm")}
-    return [*made, {column: known.get(column, "–") for column in made[0]}]
+    chance_row = {"": f"chance, {COLD_DEPTH} of {n_items:,}", "times chance": "1.0"}
+    chance_row |= {f"{kind} hit@{COLD_DEPTH}": figure(chance) for kind in ("cold", "warm")}
+    return [*table, {column: chance_row.get(column, "–") for column in table[0]}]
 
 
-def warm_loss(plain: Ranked, content: Ranked) -> RelativeLoss:
+def warm_loss(plain: Ranking, content: Ranking) -> RelativeLoss:
     """The share of sasrec's ndcg@10 on warm targets that content costs, users resampled."""
     warm = ~plain.cold
     sides = [user_totals({"ndcg": side.gains()[warm]}, plain.users[warm]) for side in (content, plain)]

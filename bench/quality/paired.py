@@ -64,5 +64,5 @@ def verdict(change: Difference, *, paper: Literal["more", "less"]) -> Verdict:
 
 
 def _rng() -> np.random.Generator:
-    """The same resamples each time, so that a table can be made again."""
+    """The same resamples each time, so that a table is reproducible."""
     return np.random.default_rng(0)

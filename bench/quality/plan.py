@@ -38,7 +38,7 @@ NOTES = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Baskets:
-    """What came before each customer's last basket, and what was in it."""
+    """Each customer's last basket and the history before it."""
 
     histories: list[list[dict[str, Any]]]
     baskets: list[set[str]]
@@ -50,22 +50,22 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--beam", type=int, default=8)
     parser.add_argument("-n", type=int, default=5, help="items of a plan and of an answer")
     parser.add_argument("--set", action="append", default=[], help="section.key=value for seq2seq; may be repeated")
-    chosen = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="segue-bench-") as name:
         folder = Path(name)
-        cleaned = shop.clean(shop.fetch(cache=shop.cache_folder()), out=folder)
-        queries = split_baskets(cleaned.events, folder / "before.csv")
-        data = api.prepare(folder / "before.csv", out=folder / "data", user="customer", items=cleaned.items)
-        epochs = f"train.epochs={chosen.epochs}"
+        log = shop.clean(shop.fetch(cache=shop.cache_folder()), out=folder)
+        queries = split_baskets(log.events, folder / "before.csv")
+        data = api.prepare(folder / "before.csv", out=folder / "data", user="customer", items=log.items)
+        epochs = f"train.epochs={options.epochs}"
         with Display() as display:
             ranker = api.train(data, recipe="default", overrides=[*DEFAULT, epochs], progress=display.step)
         with Display() as display:
             planner = api.train(
-                data, recipe="seq2seq", overrides=[*PLANNER, epochs, *chosen.set], progress=display.step
+                data, recipe="seq2seq", overrides=[*PLANNER, epochs, *options.set], progress=display.step
             )
-    rows, body = measure(ranker, planner, queries, n=chosen.n, beam=chosen.beam)
-    title = f"The next basket of {len(queries.baskets):,} customers, {chosen.n} items"
-    publish("plan", title=title, rows=rows, notes=NOTES, body={**body, **vars(chosen)})
+    rows, body = measure(ranker, planner, queries, n=options.n, beam=options.beam)
+    title = f"The next basket of {len(queries.baskets):,} customers, {options.n} items"
+    publish("plan", title=title, rows=rows, notes=NOTES, body={**body, **vars(options)})
     write_document(title, rows)
 
 
@@ -73,8 +73,10 @@ def write_document(title: str, rows: Sequence[dict[str, Any]], document: Path = 
     """Write the table and its conclusion into the document."""
     table = markdown([{name: shown(value) for name, value in row.items()} for row in rows])
     low, high = (float(bound) for bound in rows[-1]["interval"].split(" – "))
-    held = "holds more of it than" if low > 0 else "holds less of it than" if high < 0 else "cannot be told apart from"
-    conclusion = f"So the plan {held} the best answers of `default`."
+    verdict = (
+        "holds more of it than" if low > 0 else "holds less of it than" if high < 0 else "cannot be told apart from"
+    )
+    conclusion = f"So the plan {verdict} the best answers of `default`."
     write_section(document, "plan", [f"{title}. {' '.join(NOTES)}", "", *table, "", conclusion])
 
 
@@ -85,8 +87,8 @@ def split_baskets(events: Path, before: Path) -> Baskets:
     earlier = earlier.filter(pl.len().over("customer") >= LEAST_EVENTS)
     earlier.drop("last").write_csv(before)
     baskets = log.filter(pl.col("time") == pl.col("last")).group_by("customer").agg("item")
-    known = earlier.group_by("customer", maintain_order=True).agg(pl.struct("item", "time").alias("history"))
-    joined = known.join(baskets, on="customer", maintain_order="left")
+    histories = earlier.group_by("customer", maintain_order=True).agg(pl.struct("item", "time").alias("history"))
+    joined = histories.join(baskets, on="customer", maintain_order="left")
     return Baskets(histories=joined["history"].to_list(), baskets=[set(items) for items in joined["item"].to_list()])
 
 
@@ -94,25 +96,25 @@ def measure(
     ranker: Recommender, planner: Recommender, queries: Baskets, *, n: int, beam: int
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """A row for each method, and the paired difference between plan and `default`."""
-    ways: dict[str, list[list[str]]] = {
+    methods: dict[str, list[list[str]]] = {
         "default, best answers": [answer.ids for answer in ranker.recommend_many(queries.histories, k=n)],
         "seq2seq, best answers": [answer.ids for answer in planner.recommend_many(queries.histories, k=n)],
         f"seq2seq, plan, beam {beam}": [plan.ids for plan in planner.plan_many(queries.histories, n, beam=beam)],
         "seq2seq, plan, greedy": [plan.ids for plan in planner.plan_many(queries.histories, n, beam=1)],
     }
     overlaps = {
-        way: np.array([len(basket & set(items)) for basket, items in zip(queries.baskets, answers, strict=True)])
-        for way, answers in ways.items()
+        method: np.array([len(basket & set(items)) for basket, items in zip(queries.baskets, answers, strict=True)])
+        for method, answers in methods.items()
     }
     rows = [
         {
-            "way": way,
+            "way": method,
             "overlap": float(hits.mean()),
             "interval": _interval(hits),
             "some": float((hits > 0).mean()),
-            "different items": len({item for items in ways[way] for item in items}),
+            "different items": len({item for items in methods[method] for item in items}),
         }
-        for way, hits in overlaps.items()
+        for method, hits in overlaps.items()
     ]
     default, _, plan, _ = overlaps.values()
     difference = {"plan less default": float((plan - default).mean()), "interval": _interval(plan - default)}

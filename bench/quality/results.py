@@ -68,7 +68,7 @@ NONE = "none"
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """The files of the results, and where what they are made from is kept."""
+    """The files of the results, and the cache of data folders and runs."""
 
     rows: Path
     measured: Path
@@ -87,7 +87,7 @@ class Paths:
 
 @contextmanager
 def resumable() -> Iterator[None]:
-    """Around a command whose trainings can be taken up again: Ctrl-C ends it with a sentence, not with a traceback."""
+    """For a command whose trainings can be resumed: Ctrl-C ends it with a sentence, not with a traceback."""
     try:
         yield
     except KeyboardInterrupt:
@@ -105,33 +105,35 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument("--data", type=Path, help=f"DATA=: the folder with the log of the row, {EVENTS}")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "segue-results")
-    chosen = parser.parse_args(argv)
-    places = Paths.of_project(chosen.cache)
-    rows = read_rows(places.rows)
-    if chosen.row is None:
-        show_rows(rows, read_results(places.measured))
-    elif chosen.row == TABLE:
-        write_tables(places.document, rows, read_results(places.measured))
+    options = parser.parse_args(argv)
+    paths = Paths.of_project(options.cache)
+    rows = read_rows(paths.rows)
+    if options.row is None:
+        show_rows(rows, read_results(paths.measured))
+    elif options.row == TABLE:
+        write_tables(paths.document, rows, read_results(paths.measured))
     else:
-        simple = chosen.row.endswith(BASELINES)
-        wanted = rows.of_log(chosen.row.removesuffix(BASELINES))[:1] if simple else rows.named(chosen.row)
-        if chosen.data is None or not (chosen.data / EVENTS).is_file():
-            parser.error(f"{chosen.row} needs DATA=folder with {EVENTS}, the log of {rows.logs[wanted[0].row.log].url}")
-        for one in wanted:
+        simple = options.row.endswith(BASELINES)
+        trainings = rows.of_log(options.row.removesuffix(BASELINES))[:1] if simple else rows.named(options.row)
+        if options.data is None or not (options.data / EVENTS).is_file():
+            parser.error(
+                f"{options.row} needs DATA=folder with {EVENTS}, the log of {rows.logs[trainings[0].row.log].url}"
+            )
+        for one in trainings:
             if simple:
-                make_baselines(one, rows, chosen.data, places)
+                make_baselines(one, rows, options.data, paths)
                 continue
             with Display() as display:
-                make_row(one, rows, chosen.data, places, progress=display.step)
+                make_row(one, rows, options.data, paths, progress=display.step)
 
 
 def show_rows(rows: Rows, results: Results) -> None:
-    """What there is, and what is still to be measured."""
-    wide = max(len(one.name) for one in rows.trainings)
+    """The rows, and which of them are measured."""
+    width = max(len(one.name) for one in rows.trainings)
     for one in rows.trainings:
-        measured = results.rows.get(one.name)
-        state = "not measured yet" if measured is None else f"{measured.date}  ndcg@10 {figure(measured.ndcg)}"
-        print_line(f"{one.name:{wide}}  {state}")
+        measurement = results.rows.get(one.name)
+        state = "not measured yet" if measurement is None else f"{measurement.date}  ndcg@10 {figure(measurement.ndcg)}"
+        print_line(f"{one.name:{width}}  {state}")
     print_line("\nMake one with: make results ROW=NAME DATA=folder-of-its-log")
 
 
@@ -139,61 +141,63 @@ def make_row(
     one: Training,
     rows: Rows,
     folder: Path,
-    places: Paths,
+    paths: Paths,
     *,
     progress: Callable[[TrainingProgress], None] | None = None,
 ) -> Measured:
-    """Measure a row, going on where an earlier attempt stopped, and enter it; a run that is entered stays as it is."""
+    """Measure a row, resuming an earlier attempt, and enter it; a run that is entered is not measured again."""
     make_settings(read_recipe(one.row.recipe), one.overrides)  # refused now, not after the log has been read
-    data = prepared(one, rows.logs[one.row.log], folder, places.cache)
-    run = trained(one, data, places.cache, progress)
-    results = read_results(places.measured)
-    entered = results.rows.get(one.name)
-    if entered is None or entered.run != _run_digest(run) or entered.recipe_digest != one.digest:
-        entered = results.rows[one.name] = measured_run(one, run)
-    _say_row(one, entered)
-    _compare(one, rows, data, results, places.cache)
-    write_results(places.measured, results, rows)
-    write_tables(places.document, rows, results)
-    return entered
+    data = prepared(one, rows.logs[one.row.log], folder, paths.cache)
+    run = trained(one, data, paths.cache, progress)
+    results = read_results(paths.measured)
+    measurement = results.rows.get(one.name)
+    if measurement is None or measurement.run != _run_digest(run) or measurement.recipe_digest != one.digest:
+        measurement = results.rows[one.name] = measured_run(one, run)
+    _say_row(one, measurement)
+    _compare(one, rows, data, results, paths.cache)
+    write_results(paths.measured, results, rows)
+    write_tables(paths.document, rows, results)
+    return measurement
 
 
-def make_baselines(one: Training, rows: Rows, folder: Path, places: Paths) -> None:
-    """Measure and enter what methods without training reach, by the rules of this row of the log."""
-    data = prepared(one, rows.logs[one.row.log], folder, places.cache)
+def make_baselines(one: Training, rows: Rows, folder: Path, paths: Paths) -> None:
+    """Measure and enter the baselines, by the rules of this row of the log."""
+    data = prepared(one, rows.logs[one.row.log], folder, paths.cache)
     settings = make_settings(read_recipe(one.row.recipe), one.overrides).evaluate
     log = SplitLog.of(data)
-    report = evaluate(Popularity.fit(log), log, settings=settings).report  # any scorer: the baselines are beside it
-    found = {
+    report = evaluate(Popularity.fit(log), log, settings=settings).report  # any scorer: only the baselines are used
+    baselines = {
         name: Simple(metrics["hit@10"], metrics["ndcg@10"], report.baseline_intervals[name]["ndcg@10"])
         for name, metrics in report.baselines.items()
     }
-    results = read_results(places.measured)
-    results.baselines[one.row.log] = dict(sorted(found.items(), key=lambda each: each[1].ndcg))
-    write_results(places.measured, results, rows)
-    write_tables(places.document, rows, results)
-    for name, each in results.baselines[one.row.log].items():
-        print_line(f"{one.row.log}, {name}: hit@10 {figure(each.hit)}, ndcg@10 {figure(each.ndcg)}")
+    results = read_results(paths.measured)
+    results.baselines[one.row.log] = dict(sorted(baselines.items(), key=lambda baseline: baseline[1].ndcg))
+    write_results(paths.measured, results, rows)
+    write_tables(paths.document, rows, results)
+    for name, baseline in results.baselines[one.row.log].items():
+        print_line(f"{one.row.log}, {name}: hit@10 {figure(baseline.hit)}, ndcg@10 {figure(baseline.ndcg)}")
 
 
 def prepared(one: Training, log: Log, folder: Path, cache: Path) -> api.Data:
-    """The row's data folder, made once; refused where the log is not the one that the row is about."""
+    """The row's data folder, made once; refused if the log is not that of the row."""
     events = folder / EVENTS
     shuffle = one.row.shuffle_ties
     ties = "" if shuffle is None else f"-ties-shuffled-{shuffle}"
-    place = cache / "data" / f"{one.row.log}{ties}-{digest(events)[:12]}"
-    if place.exists():
-        data = api.Data.open(place)
+    data_folder = cache / "data" / f"{one.row.log}{ties}-{digest(events)[:12]}"
+    if data_folder.exists():
+        data = api.Data.open(data_folder)
     else:
         with Display() as display:
             if shuffle is None:
-                data = api.prepare(events, out=place, progress=display.stage)
+                data = api.prepare(events, out=data_folder, progress=display.stage)
             else:
-                data = api.prepare(shuffled(events, seed=shuffle), order=ORDER, out=place, progress=display.stage)
-    found = {name: data.manifest["counts"][name] for name in ("users", "items", "events")}
-    expected = {name: getattr(log, name) for name in found}
-    if found != expected:
-        raise InputError(f"{events} is not the log of {one.name}: after preparing it has {found}, expected {expected}.")
+                data = api.prepare(shuffled(events, seed=shuffle), order=ORDER, out=data_folder, progress=display.stage)
+    counts = {name: data.manifest["counts"][name] for name in ("users", "items", "events")}
+    expected = {name: getattr(log, name) for name in counts}
+    if counts != expected:
+        raise InputError(
+            f"{events} is not the log of {one.name}: after preparing it has {counts}, expected {expected}."
+        )
     return data
 
 
@@ -208,7 +212,7 @@ def run_folder(one: Training, data: api.Data, cache: Path) -> Path:
 
 
 def trained(one: Training, data: api.Data, cache: Path, progress: Callable[[TrainingProgress], None] | None) -> Path:
-    """The run of a training, made unless it is there; what was interrupted goes on."""
+    """The run of a training, made unless it exists; an interrupted training is resumed."""
     run = run_folder(one, data, cache)
     if not run.exists():
         run.parent.mkdir(parents=True, exist_ok=True)
@@ -217,16 +221,16 @@ def trained(one: Training, data: api.Data, cache: Path, progress: Callable[[Trai
 
 
 def select_trainings(trainings: Sequence[Training], only: str | None) -> list[Training]:
-    """All of them, or those of the row or of the single training with this name, which is what follows its last /."""
+    """All trainings, or those of the row or the one training with this name, the part after its last /."""
     if only is None:
         return list(trainings)
     if only == NONE:
         return []
-    found = [one for one in trainings if only in (_short(one.row.name), _short(one.name))]
-    if not found:
-        known = ", ".join(_short(one.name) for one in trainings)
-        raise InputError(f"There is no training {only!r}; there are {known}, and {NONE} trains nothing.")
-    return found
+    matches = [one for one in trainings if only in (_short(one.row.name), _short(one.name))]
+    if not matches:
+        names = ", ".join(_short(one.name) for one in trainings)
+        raise InputError(f"There is no training {only!r}; there are {names}, and {NONE} trains nothing.")
+    return matches
 
 
 def _short(name: str) -> str:
@@ -234,27 +238,27 @@ def _short(name: str) -> str:
 
 
 def _train(one: Training, data: api.Data, run: Path, progress: Callable[[TrainingProgress], None] | None) -> None:
-    unfinished = partial_of(run).exists()
-    if not unfinished:
+    resume = partial_of(run).exists()
+    if not resume:
         _commit_file(run).write_text(_commit() or "", encoding="utf-8")
-    print_line(f"{one.name}: {'going on with' if unfinished else 'training into'} {run}")
+    print_line(f"{one.name}: {'going on with' if resume else 'training into'} {run}")
     with assigned_by(one.row.codes):
         api.train(
             data,
             out=run,
             recipe=one.row.recipe,
             overrides=one.overrides,
-            resume=unfinished,
+            resume=resume,
             progress=progress,
         )
 
 
 def measured_run(one: Training, run: Path) -> Measured:
-    """What a finished run says of itself."""
+    """The measurement of a finished run."""
     manifest = read_manifest(run, "run")
     report = msgspec.json.decode((run / "metrics.json").read_bytes(), type=Report)
     training = manifest["training"]
-    ended = datetime.datetime.fromtimestamp((run / "manifest.json").stat().st_mtime, datetime.UTC)
+    end_time = datetime.datetime.fromtimestamp((run / "manifest.json").stat().st_mtime, datetime.UTC)
     return Measured(
         recipe_digest=one.digest,
         commit=_commit_file(run).read_text(encoding="utf-8") if _commit_file(run).exists() else None,
@@ -275,7 +279,7 @@ def measured_run(one: Training, run: Path) -> Measured:
             torch=manifest["torch"],
             segue=manifest["segue"],
         ),
-        date=ended.date().isoformat(),
+        date=end_time.date().isoformat(),
     )
 
 
@@ -284,35 +288,35 @@ def _run_digest(run: Path) -> str:
 
 
 def _commit_file(run: Path) -> Path:
-    """Beside a run: the commit that its training began with, which need not be the one that enters it."""
+    """The file beside a run with the commit at the start of its training, not of its entry."""
     return run.with_name(run.name + ".commit")
 
 
 def _commit() -> str | None:
     """The commit of the code, with a + where the package differs from it; None outside a repository."""
     git = ["git", "-C", str(ROOT)]
-    found = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False)
-    if found.returncode:
+    head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False)
+    if head.returncode:
         return None
-    changed = subprocess.run([*git, "status", "--porcelain", "src"], capture_output=True, text=True, check=False)
-    return found.stdout.strip() + ("+" if changed.stdout else "")
+    status = subprocess.run([*git, "status", "--porcelain", "src"], capture_output=True, text=True, check=False)
+    return head.stdout.strip() + ("+" if status.stdout else "")
 
 
-def _say_row(one: Training, measured: Measured) -> None:
-    low, high = measured.ndcg_interval
+def _say_row(one: Training, measurement: Measured) -> None:
+    low, high = measurement.ndcg_interval
     print_line(
-        f"{one.name}: hit@10 {figure(measured.hit)}, ndcg@10 {figure(measured.ndcg)}, "
-        f"95 % {figure(low)} to {figure(high)}, epoch {measured.best_epoch} of {measured.epochs}, "
-        f"{measured.minutes:.1f} minutes"
+        f"{one.name}: hit@10 {figure(measurement.hit)}, ndcg@10 {figure(measurement.ndcg)}, "
+        f"95 % {figure(low)} to {figure(high)}, epoch {measurement.best_epoch} of {measurement.epochs}, "
+        f"{measurement.minutes:.1f} minutes"
     )
-    if one.row.at_least is not None and measured.ndcg < one.row.at_least:
+    if one.row.at_least is not None and measurement.ndcg < one.row.at_least:
         print_line(f"It falls short of {figure(one.row.at_least)}; say in its `note` what was tried.")
-    if one.row.at_most is not None and measured.ndcg > one.row.at_most:
+    if one.row.at_most is not None and measurement.ndcg > one.row.at_most:
         print_line(f"It is above {figure(one.row.at_most)}, so it is not what it should reproduce.")
 
 
 def _compare(one: Training, rows: Rows, data: api.Data, results: Results, cache: Path) -> None:
-    """Measure again each difference that this row is a side of, where both sides have a run; forget it otherwise."""
+    """Update each paired difference with this row; without runs of both rows, remove it."""
     for pair in rows.rows:
         if pair.against is None or one.name not in (pair.name, pair.against):
             continue

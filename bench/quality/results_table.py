@@ -53,7 +53,7 @@ class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A log, and the counts by which it is known to be that log."""
+    """A log, and the counts that identify it."""
 
     title: str
     url: str
@@ -99,7 +99,7 @@ class Training:
 
     @property
     def command(self) -> str:
-        """What follows `segue train DATA --out RUN`."""
+        """The options after `segue train DATA --out RUN`."""
         return " ".join([f"--recipe {self.row.recipe}", *(f"--set {override}" for override in self.overrides)])
 
     @property
@@ -110,8 +110,8 @@ class Training:
         needs new measurements.
         """
         settings = make_settings(read_recipe(self.row.recipe), self.overrides)
-        chosen = {key: value for key, value in _changed("", settings) if not key.startswith("about.")}
-        content = {"settings": chosen, "shuffle_ties": self.row.shuffle_ties, "codes": self.row.codes}
+        changed = {key: value for key, value in _changed("", settings) if not key.startswith("about.")}
+        content = {"settings": changed, "shuffle_ties": self.row.shuffle_ties, "codes": self.row.codes}
         return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()[:12]
 
 
@@ -212,9 +212,9 @@ def read_rows(path: Path) -> Rows:
     for row in rows.rows:
         if row.log not in rows.logs:
             raise InputError(f"{path.name}: {row.name} has the log {row.log!r}, expected one of {[*rows.logs]}.")
-        for known in row.published:
-            if known.source not in rows.sources:
-                raise InputError(f"{path.name}: {row.name} cites {known.source!r}, expected one of {[*rows.sources]}.")
+        for figure in row.published:
+            if figure.source not in rows.sources:
+                raise InputError(f"{path.name}: {row.name} cites {figure.source!r}, expected one of {[*rows.sources]}.")
         if row.against and not single.get(row.name) == single.get(row.against) == (row.log, row.shuffle_ties):
             raise InputError(f"{path.name}: {row.name} and {row.against} need one seed each and the same log.")
     return rows
@@ -225,7 +225,7 @@ def read_results(path: Path) -> Results:
 
 
 def write_results(path: Path, results: Results, rows: Rows) -> None:
-    """Write in the order of the rows, so that a measurement changes only its own lines."""
+    """Write in the order of the rows, so that a new measurement changes only its own lines."""
     names = [one.name for one in rows.trainings]
     write_json(
         path,
@@ -241,16 +241,16 @@ class DocumentParts(NamedTuple):
     """A document, cut at its markers."""
 
     before: str
-    made: str
+    tables: str
     after: str
 
 
 def document_parts(path: Path) -> DocumentParts:
     before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN + "\n")
-    made, end, after = rest.partition(END)
+    text, end, after = rest.partition(END)
     if not (begin and end):
         raise InputError(f"{path} lacks the two lines between which tables go: {BEGIN} and {END}.")
-    return DocumentParts(before + begin, made, end + after)
+    return DocumentParts(before + begin, text, end + after)
 
 
 def write_tables(path: Path, rows: Rows, results: Results) -> None:
@@ -272,8 +272,10 @@ def tables(rows: Rows, results: Results) -> str:
         lines += [_baseline_line(each, result) for each, result in results.baselines.get(name, {}).items()]
         notes = [note for row in own for note in _notes(row, results)]
         lines += ["", *notes] if notes else []
-    cited = [f"- [{name}]({source.url}): {source.title}" for name, source in rows.sources.items()]
-    return "\n".join([*lines, "", "## Sources of the published figures", "", *cited, *_machines(rows, results), "", ""])
+    sources = [f"- [{name}]({source.url}): {source.title}" for name, source in rows.sources.items()]
+    return "\n".join(
+        [*lines, "", "## Sources of the published figures", "", *sources, *_machines(rows, results), "", ""]
+    )
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -294,30 +296,32 @@ def _row_lines(row: Row, rows: Rows, results: Results) -> Iterator[str]:
             *_measured_cells(one, results.rows.get(one.name)),
         ]
         yield _line([*cells, _required(row) if first else "", published if first else ""])
-    measured = [results.rows[one.name] for one in trainings if one.name in results.rows]
-    if len(measured) == len(trainings) > 1:
-        mean = [figure(statistics.mean(values)) for values in zip(*((m.hit, m.ndcg) for m in measured), strict=True)]
-        spread = f"{figure(min(m.ndcg for m in measured))} to {figure(max(m.ndcg for m in measured))}"
-        minutes = f"{statistics.mean(m.minutes for m in measured):.1f}"
-        yield _line([f"**`{row.name}`, mean**", "", "", "", minutes, *mean, spread, "", ""])
+    results_of_seeds = [results.rows[one.name] for one in trainings if one.name in results.rows]
+    if len(results_of_seeds) == len(trainings) > 1:
+        mean = [
+            figure(statistics.mean(values)) for values in zip(*((m.hit, m.ndcg) for m in results_of_seeds), strict=True)
+        ]
+        extremes = f"{figure(min(m.ndcg for m in results_of_seeds))} to {figure(max(m.ndcg for m in results_of_seeds))}"
+        minutes = f"{statistics.mean(m.minutes for m in results_of_seeds):.1f}"
+        yield _line([f"**`{row.name}`, mean**", "", "", "", minutes, *mean, extremes, "", ""])
 
 
 def _baseline_line(name: str, result: Simple) -> str:
     low, high = result.ndcg_interval
-    shown = [figure(result.hit), figure(result.ndcg), f"{figure(low)} to {figure(high)}"]
-    return _line([f"{name}, not trained", "", "", "", "", *shown, "", ""])
+    figures = [figure(result.hit), figure(result.ndcg), f"{figure(low)} to {figure(high)}"]
+    return _line([f"{name}, not trained", "", "", "", "", *figures, "", ""])
 
 
-def _measured_cells(one: Training, measured: Measured | None) -> list[str]:
-    if measured is None:
+def _measured_cells(one: Training, result: Measured | None) -> list[str]:
+    if result is None:
         return ["", "", "", UNMEASURED, ""]
-    low, high = measured.ndcg_interval
-    changed = "" if measured.recipe_digest == one.digest else " (the recipe has changed since)"
+    low, high = result.ndcg_interval
+    note = "" if result.recipe_digest == one.digest else " (the recipe has changed since)"
     return [
-        f"{measured.epochs} ({measured.best_epoch})",
-        f"{measured.minutes:.1f}",
-        figure(measured.hit),
-        figure(measured.ndcg) + changed,
+        f"{result.epochs} ({result.best_epoch})",
+        f"{result.minutes:.1f}",
+        figure(result.hit),
+        figure(result.ndcg) + note,
         f"{figure(low)} to {figure(high)}",
     ]
 
@@ -332,8 +336,8 @@ def _required(row: Row) -> str:
     return ", ".join(f"{word} {figure(value)}" for word, value in bounds if value is not None) or "–"
 
 
-def _published(known: Figure, sources: dict[str, Source]) -> str:
-    return f"{known.hit} / {known.ndcg} {known.model} ([{known.source}]({sources[known.source].url}))"
+def _published(cited: Figure, sources: dict[str, Source]) -> str:
+    return f"{cited.hit} / {cited.ndcg} {cited.model} ([{cited.source}]({sources[cited.source].url}))"
 
 
 def _notes(row: Row, results: Results) -> Iterator[str]:

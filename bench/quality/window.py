@@ -1,4 +1,4 @@
-"""PinnerFormer's claims on public logs: what is met in the next two weeks, by objective, negatives and age.
+"""PinnerFormer's claims on public logs: recall of the next two weeks, by objective, negatives and age.
 
     make bench SUBJECT=window                                        the demo's shop, which is downloaded
     make bench SUBJECT=window DATA=folder ARGS="--log beauty"        Amazon Beauty: events.tsv.gz and items.tsv.gz
@@ -109,7 +109,7 @@ CLAIMS = (
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Measured:
+class Measurement:
     """The evaluations of an arm's seeds, over the same users."""
 
     plain: list[WindowEvaluation]
@@ -117,13 +117,13 @@ class Measured:
     minutes: float
 
     def values(self, age: float | None = None, measure: str = RECALL) -> np.ndarray:
-        """Of each user, averaged over the seeds; at an age, of the users with a history at every age."""
+        """A metric of each user, averaged over the seeds; at an age, of the users with a history at every age."""
         if age is None:
             return averaged([one.values[0][measure] for one in self.plain])
         return averaged([one.values[age][measure] for one in self.aged])
 
     def figure(self, name: str) -> float:
-        """Any figure of the reports, averaged over the seeds."""
+        """A metric of the reports, averaged over the seeds."""
         return float(np.mean([one.report.metrics[name] for one in self.plain]))
 
     def aged_figure(self, name: str, age: float) -> float:
@@ -139,20 +139,20 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--only", help="an arm, or ARM-SEED, to train; the table is made of what is there")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "segue-results")
-    chosen = parser.parse_args(argv)
-    log = LOGS[chosen.log]
-    wanted = select_trainings(trainings(log.name, ARMS, chosen.seeds), chosen.only)
-    data = prepared(log, chosen.data, chosen.cache)
-    for one in wanted:
+    options = parser.parse_args(argv)
+    log = LOGS[options.log]
+    selected = select_trainings(trainings(log.name, ARMS, options.seeds), options.only)
+    data = prepared(log, options.data, options.cache)
+    for one in selected:
         with Display() as display:
-            trained(one, data, chosen.cache, display.step)
-    found = {arm.name: measured(log.name, arm, chosen.seeds, data, chosen.cache) for arm in ARMS}
-    there = {name: arm for name, arm in found.items() if arm is not None}
-    if not there:
+            trained(one, data, options.cache, display.step)
+    evaluations = {arm.name: read_arm(log.name, arm, options.seeds, data, options.cache) for arm in ARMS}
+    arms = {name: arm for name, arm in evaluations.items() if arm is not None}
+    if not arms:
         print_error("Nothing to show yet: expected an arm with runs of all its seeds. Train them without --only.")
         return
-    baselines = _baselines(log.name, next(iter(there)), chosen.seeds[0], data, chosen.cache)
-    show(log, there, baselines, seeds=chosen.seeds)
+    baselines = _baselines(log.name, next(iter(arms)), options.seeds[0], data, options.cache)
+    show(log, arms, baselines, seeds=options.seeds)
 
 
 def trainings(log: str, arms: Sequence[Arm], seeds: Sequence[int]) -> list[Training]:
@@ -170,13 +170,13 @@ def trainings(log: str, arms: Sequence[Arm], seeds: Sequence[int]) -> list[Train
     return [Training(row, seed) for seed in seeds for row in rows]
 
 
-def measured(log: str, arm: Arm, seeds: Sequence[int], data: api.Data, cache: Path) -> Measured | None:
+def read_arm(log: str, arm: Arm, seeds: Sequence[int], data: api.Data, cache: Path) -> Measurement | None:
     """An arm over all of its seeds, None while one is missing."""
     runs = [run_folder(one, data, cache) for one in trainings(log, [arm], seeds)]
     if not all(run.exists() for run in runs):
         return None
     seconds = [sum(read_manifest(run, "run")["training"]["seconds"]) for run in runs]
-    return Measured(
+    return Measurement(
         plain=[_evaluated(run, data, (0,)) for run in runs],
         aged=[_evaluated(run, data, AGES) for run in runs],
         minutes=float(np.mean(seconds)) / 60,
@@ -195,41 +195,43 @@ def _baselines(log: str, arm: str, seed: int, data: api.Data, cache: Path) -> Wi
     return _evaluated(run_folder(one, data, cache), data, (0,), baselines=True)
 
 
-def show(log: CutLog, found: dict[str, Measured], baselines: WindowEvaluation, *, seeds: Sequence[int]) -> None:
+def show(log: CutLog, arms_found: dict[str, Measurement], baselines: WindowEvaluation, *, seeds: Sequence[int]) -> None:
     """Print and write the tables: the arms, their ages, and the claims of the paper."""
     report = baselines.report
-    arms, ages, claims = arm_rows(found, baselines), age_rows(found), claim_rows(found)
-    about = [
+    arms, ages, claims = arm_rows(arms_found, baselines), age_rows(arms_found), claim_rows(arms_found)
+    notes = [
         f"Cut {log.cut}: {report.users:,} users with a history, {report.targets:,} items met in the {DAYS} days after "
         f"it ({report.unknown:,} of them unknown to training, misses); {report.items:,} items, seen items "
         f"{report.seen}, trained on events before {report.trained_before}. Means of the seeds "
         f"{', '.join(map(str, seeds))}; 95 %: seeds averaged, users resampled.",
     ]
     tables = {name: rows for name, rows in (("arms", arms), ("ages", ages), ("claims", claims)) if rows}
-    print_line("\n".join([log.title, *about, *_apart(tables, plain), ""]))
-    written(f"window-{log.name}", rows=arms, notes=about, body=tables)
-    write_section(DOCUMENT, f"window {log.name}", [*about, *_apart(tables, markdown)])
+    print_line("\n".join([log.title, *notes, *_separated(tables, plain), ""]))
+    written(f"window-{log.name}", rows=arms, notes=notes, body=tables)
+    write_section(DOCUMENT, f"window {log.name}", [*notes, *_separated(tables, markdown)])
 
 
-def _apart(
+def _separated(
     tables: dict[str, list[dict[str, str]]], lines_of: Callable[[Sequence[Mapping[str, str]]], list[str]]
 ) -> list[str]:
     """The lines of every table, with an empty one before each."""
     return [line for rows in tables.values() for line in ("", *lines_of(rows))]
 
 
-def arm_rows(found: dict[str, Measured], baselines: WindowEvaluation) -> list[dict[str, str]]:
-    """A row for each arm and each baseline, coverage beside every one."""
+def arm_rows(arms: dict[str, Measurement], baselines: WindowEvaluation) -> list[dict[str, str]]:
+    """A row for each arm and each baseline, with coverage."""
     rows = []
     for arm in ARMS:
-        if (known := found.get(arm.name)) is None:
+        if (measurement := arms.get(arm.name)) is None:
             continue
-        low, high = mean_interval(known.values(), known.plain[0].users)
-        seeds = [one.report.metrics[RECALL] for one in known.plain]
-        figures = {name: known.figure(f"{name}@{DEPTH}") for name in ("recall", "hit", "p90_coverage", "coverage")}
-        spread = f"{figure(low)} – {figure(high)}"
-        rows.append(_row(f"{arm.name}: {arm.what}", figures, spread, f"{figure(min(seeds))} – {figure(max(seeds))}"))
-        rows[-1]["minutes"] = f"{known.minutes:.1f}"
+        low, high = mean_interval(measurement.values(), measurement.plain[0].users)
+        seeds = [one.report.metrics[RECALL] for one in measurement.plain]
+        figures = {
+            name: measurement.figure(f"{name}@{DEPTH}") for name in ("recall", "hit", "p90_coverage", "coverage")
+        }
+        interval = f"{figure(low)} – {figure(high)}"
+        rows.append(_row(f"{arm.name}: {arm.what}", figures, interval, f"{figure(min(seeds))} – {figure(max(seeds))}"))
+        rows[-1]["minutes"] = f"{measurement.minutes:.1f}"
     for name, metrics in baselines.report.baselines.items():
         figures = {one: metrics[f"{one}@{DEPTH}"] for one in ("recall", "hit", "p90_coverage", "coverage")}
         low, high = baselines.report.baseline_intervals[name][RECALL]
@@ -238,32 +240,32 @@ def arm_rows(found: dict[str, Measured], baselines: WindowEvaluation) -> list[di
 
 
 def _row(name: str, figures: dict[str, float], interval: str, seeds: str) -> dict[str, str]:
-    shown = {f"{one}@{DEPTH}": figure(value) for one, value in figures.items()}
-    return {"": name, **shown, f"95 % of {RECALL}": interval, "seeds": seeds}
+    cells = {f"{one}@{DEPTH}": figure(value) for one, value in figures.items()}
+    return {"": name, **cells, f"95 % of {RECALL}": interval, "seeds": seeds}
 
 
-def age_rows(found: dict[str, Measured]) -> list[dict[str, str]]:
+def age_rows(arms: dict[str, Measurement]) -> list[dict[str, str]]:
     """How recall falls with the age of the embedding, for the arms of the freshness claim, and their coverage."""
-    rows, spread = [], f"p90_coverage@{DEPTH}"
+    rows, metric = [], f"p90_coverage@{DEPTH}"
     for name in ("dense", "next", "sasrec"):
-        if (known := found.get(name)) is None:
+        if (measurement := arms.get(name)) is None:
             continue
-        means = {age: float(known.values(age).mean()) for age in AGES}
-        shown = {f"{age} d": figure(mean) for age, mean in means.items()}
-        shown |= {"lost by 14 d": f"{1 - means[14] / means[0]:.1%}"}
-        shown |= {f"{spread} at {age} d": figure(known.aged_figure(spread, age)) for age in (AGES[0], AGES[-1])}
-        rows.append({RECALL + " at age": name, **shown})
+        means = {age: float(measurement.values(age).mean()) for age in AGES}
+        cells = {f"{age} d": figure(mean) for age, mean in means.items()}
+        cells |= {"lost by 14 d": f"{1 - means[14] / means[0]:.1%}"}
+        cells |= {f"{metric} at {age} d": figure(measurement.aged_figure(metric, age)) for age in (AGES[0], AGES[-1])}
+        rows.append({RECALL + " at age": name, **cells})
     return rows
 
 
-def claim_rows(found: dict[str, Measured]) -> list[dict[str, str]]:
-    """The paper's claims beside the differences here, for every pair that is measured."""
+def claim_rows(arms: dict[str, Measurement]) -> list[dict[str, str]]:
+    """The paper's claims and the differences measured here, for every pair of arms with runs."""
     rows = []
     for claim in CLAIMS:
-        if claim.ours in found and claim.theirs in found:
-            change = claimed(claim, found[claim.ours], found[claim.theirs])
-            shown = "{:+.1%}" if claim.fall else "{:+.4f}"
-            value, low, high = (shown.format(number) for number in (change.value, change.low, change.high))
+        if claim.ours in arms and claim.theirs in arms:
+            change = claim_difference(claim, arms[claim.ours], arms[claim.theirs])
+            template = "{:+.1%}" if claim.fall else "{:+.4f}"
+            value, low, high = (template.format(number) for number in (change.value, change.low, change.high))
             rows.append(
                 {
                     "claim": claim.text,
@@ -276,14 +278,14 @@ def claim_rows(found: dict[str, Measured]) -> list[dict[str, str]]:
     return rows
 
 
-def claimed(claim: Claim, ours: Measured, theirs: Measured) -> Difference:
+def claim_difference(claim: Claim, ours: Measurement, theirs: Measurement) -> Difference:
     """The first arm minus the second: in recall, or in the share of it that is lost by the greatest age."""
     if not claim.fall:
         return difference(ours.values(), theirs.values(), ours.plain[0].users)
     first, last = AGES[0], AGES[-1]
     users = ours.aged[0].users
-    falling, beside = ((arm.values(first), arm.values(last)) for arm in (ours, theirs))
-    return difference_of_losses(falling, beside, users)
+    ours_values, theirs_values = ((arm.values(first), arm.values(last)) for arm in (ours, theirs))
+    return difference_of_losses(ours_values, theirs_values, users)
 
 
 if __name__ == "__main__":

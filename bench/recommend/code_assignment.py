@@ -37,25 +37,25 @@ def codes(
 ) -> np.ndarray:
     """Codes [V + 1, parts] uint8 from users' events before `ends` [U]; zeros for items without any."""
     occurrences = Occurrences.of(sequences.items, np.asarray(sequences.offsets)[:-1], np.asarray(ends), n_items)
-    rng, trained = np.random.default_rng(seed), occurrences.trained()
+    rng, with_events = np.random.default_rng(seed), occurrences.trained()
     result = np.zeros((n_items + 1, parts), dtype=np.uint8)
-    if len(trained):
-        features = FEATURES[method](occurrences, trained, parts, rng)
-        result[trained] = np.stack([even_bins(feature, min(values, n_items)) for feature in features], axis=1)
+    if len(with_events):
+        features = FEATURES[method](occurrences, with_events, parts, rng)
+        result[with_events] = np.stack([even_bins(feature, min(values, n_items)) for feature in features], axis=1)
     return result
 
 
 def _singular_vectors(
-    occurrences: Occurrences, trained: np.ndarray, parts: int, rng: np.random.Generator
+    occurrences: Occurrences, with_events: np.ndarray, parts: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
     """RecJPQ's own: one singular vector of the matrix of users and items for each part."""
-    features = occurrences.directions(parts, rng)[0].numpy()[trained].T
+    features = occurrences.directions(parts, rng)[0].numpy()[with_events].T
     noise = NOISE * rng.standard_normal(features.shape)
     return [_scaled(feature) + by for feature, by in zip(features, noise, strict=True)]
 
 
-def _random_features(_: Occurrences, trained: np.ndarray, parts: int, rng: np.random.Generator) -> list[np.ndarray]:
-    return [rng.random(len(trained)) for _ in range(parts)]
+def _random_features(_: Occurrences, with_events: np.ndarray, parts: int, rng: np.random.Generator) -> list[np.ndarray]:
+    return [rng.random(len(with_events)) for _ in range(parts)]
 
 
 FEATURES: dict[Method, Callable[[Occurrences, np.ndarray, int, np.random.Generator], list[np.ndarray]]] = {
@@ -65,7 +65,7 @@ FEATURES: dict[Method, Callable[[Occurrences, np.ndarray, int, np.random.Generat
 
 
 def _scaled(feature: np.ndarray) -> np.ndarray:
-    """From 0, the least, to 1."""
+    """The feature scaled from 0, its minimum, to 1."""
     feature = feature.astype(np.float64)
     low, high = feature.min(initial=np.inf), feature.max(initial=-np.inf)
     return (feature - low) / (high - low) if high > low else np.zeros_like(feature)

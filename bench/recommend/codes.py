@@ -25,7 +25,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from bench.data.prepare import measured
+from bench.data.prepare import measure_command
 from bench.quality.results import Paths, make_row, prepared, run_folder
 from bench.quality.results_table import Measured, Rows, Training, read_results, read_rows
 from bench.tables import publish
@@ -68,59 +68,59 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--questions", type=int, default=200)
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "segue-results")
     parser.add_argument("--child", choices=("memory", "assign"), help=argparse.SUPPRESS)
-    chosen = parser.parse_args(argv)
-    if chosen.child:
+    options = parser.parse_args(argv)
+    if options.child:
         torch.set_num_threads(1)
-        found = train_and_answer(chosen.items) if chosen.child == "memory" else assign(chosen.items)
-        print(json.dumps(found))
+        report = train_and_answer(options.items) if options.child == "memory" else assign(options.items)
+        print(json.dumps(report))
         return
-    for part in chosen.only or PARTS:
+    for part in options.only or PARTS:
         if part in ("memory", "assign"):
-            in_a_process_of_its_own(part, chosen.items)
+            in_a_process_of_its_own(part, options.items)
         elif part == "speed":
-            speed(chosen.data, chosen.cache, chosen.questions)
+            speed(options.data, options.cache, options.questions)
         else:
-            quality(chosen.data, chosen.cache)
+            quality(options.data, options.cache)
 
 
-# --- ten million items -----------------------------------------------------------------------------------------------
+# --- ten million items ----------------------------------------------------------------------------------------------
 
 
 def in_a_process_of_its_own(part: str, items: int) -> None:
     """Peak memory, imports included."""
     command = [sys.executable, "-m", "bench.recommend.codes", "--child", part, "--items", str(items)]
-    seconds, peak, said = measured(command)
-    row = {"part": part, "items": items, "peak MB": peak / MEGABYTE, "seconds": seconds, **said["row"]}
-    publish(f"codes-{part}", title=said["title"], rows=[row], notes=said["notes"], body=said)
+    seconds, peak, report = measure_command(command)
+    row = {"part": part, "items": items, "peak MB": peak / MEGABYTE, "seconds": seconds, **report["row"]}
+    publish(f"codes-{part}", title=report["title"], rows=[row], notes=report["notes"], body=report)
 
 
 def train_and_answer(items: int) -> dict[str, Any]:
-    """A step of training over a catalogue of so many items, and then an answer in ids."""
-    rng, reached = np.random.default_rng(1), {"imports": _peak()}
+    """One training step over a catalogue of this size, then an answer in ids."""
+    rng, peaks = np.random.default_rng(1), {"imports": _peak()}
     ids = pl.int_range(1, items + 1, eager=True).cast(pl.String).str.zfill(8)
     table = pl.DataFrame({"id": "item-" + ids, "count": np.ones(items, dtype=np.int64)})
     vocabulary, codes = Vocabulary(table), rng.integers(0, 256, (items + 1, 8), dtype=np.uint8)
     counts = np.concatenate(([0], table["count"].to_numpy()))
-    reached["catalogue"] = _peak()
+    peaks["catalogue"] = _peak()
     settings = make_settings(read_recipe(RECIPE), [*CODED, f"model.width={WIDTH}"])
     first = torch.Generator().manual_seed(1)
     model = build_model(settings.model, items, generator=first, facts=DataFacts(codes=codes))
     objective = Objective(settings.objective, counts, length=model.length, only_trained=True)
     step = _step(TrainingState(model, optimiser(model, settings.train), seed=1), objective, settings, items)
-    reached["a step"] = _peak()
+    peaks["a step"] = _peak()
     index = build_index(model, model.answerable(counts), settings.index)
     recommender = Recommender(model, index, vocabulary, settings=settings.model)
     history = vocabulary.ids(rng.integers(1, items + 1, 100))
-    began = time.perf_counter()
+    start = time.perf_counter()
     answer = recommender.recommend(history, k=100)
-    first_answer, began = time.perf_counter() - began, time.perf_counter()
+    first_answer, start = time.perf_counter() - start, time.perf_counter()
     recommender.recommend(history, k=100)
-    again = time.perf_counter() - began
-    reached["answers"] = _peak()
+    second_answer = time.perf_counter() - start
+    peaks["answers"] = _peak()
     if len(answer.items) != 100 or answer.unknown or answer.fallback:
         raise InputError(f"An answer of {len(answer.items)} items, {len(answer.unknown)} unknown.")
-    row = {"step s": step, "first answer s": first_answer, "answer s": again}
-    row |= {f"{name} MB": size / MEGABYTE for name, size in reached.items()}
+    row = {"step s": step, "first answer s": first_answer, "answer s": second_answer}
+    row |= {f"{name} MB": size / MEGABYTE for name, size in peaks.items()}
     notes = (
         f"{RECIPE} with {' '.join(CODED)} and width {WIDTH}: one step over {settings.train.tokens:,} events with "
         f"{settings.objective.negatives:,} negatives, the exact index, then the 100 best after 100 events, in ids. "
@@ -138,17 +138,17 @@ def _step(state: TrainingState, objective: Objective, settings: Settings, items:
         times=np.arange(events),
         lengths=np.full(users, events // users),
     )
-    began = time.perf_counter()
+    start = time.perf_counter()
     model.train()
     examples = objective.examples(batch, state.rng)
     hidden = model.encode(tensors(examples.inputs))  # type: ignore[operator]
     torch.autograd.backward(objective.loss(model, hidden, examples, state.generator))  # type: ignore[arg-type]
     state.step(settings.train)
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 def assign(items: int) -> dict[str, Any]:
-    """Codes of so many items, from users with random histories that keep to a part of the catalogue."""
+    """Codes for this many items, from users with random histories within a part of the catalogue."""
     rng = np.random.default_rng(1)
     near = rng.integers(0, 100, USERS)[:, None] * (items // 100) + rng.integers(0, items // 100, (USERS, EVENTS_A_USER))
     sequences = Sequences(
@@ -159,9 +159,9 @@ def assign(items: int) -> dict[str, Any]:
     del near
     codes = make_settings(read_recipe(RECIPE), [*CODED, f"model.width={WIDTH}"]).model.items
     assert isinstance(codes, CodeSettings)
-    began = time.perf_counter()
+    start = time.perf_counter()
     assigned_codes(sequences, sequences.offsets[1:], items, parts=codes.parts, values=codes.values, seed=1)
-    row = {"events": USERS * EVENTS_A_USER, "assigning s": time.perf_counter() - began}
+    row = {"events": USERS * EVENTS_A_USER, "assigning s": time.perf_counter() - start}
     notes = (f"{USERS:,} users with {EVENTS_A_USER} events each, one thread.",)
     return {"title": "Codes by clusters", "row": row, "notes": notes}
 
@@ -170,32 +170,32 @@ def _peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-# --- milliseconds of an answer ---------------------------------------------------------------------------------------
+# --- milliseconds of an answer --------------------------------------------------------------------------------------
 
 
 def speed(folder: Path | None, cache: Path, questions: int) -> None:
-    """The ten best of a million items, three ways, for questions of a trained model."""
+    """The ten best of a million items, by three methods, for queries of a trained model."""
     torch.set_num_threads(1)
     data = _data(CODED_ROW, folder, cache)
     run, how = _trained_run(data, cache)
     model = run.model
     assert isinstance(model.items, CodeTable)
-    asked = sample_queries(model, data.sequences, data.split.cases("valid", "last"))
-    assert asked is not None and len(asked) >= questions + WARM
+    queries = sample_queries(model, data.sequences, data.split.cases("valid", "last"))
+    assert queries is not None and len(queries) >= questions + WARM
     codes = a_million(model.items.codes.numpy(), np.random.default_rng(1))
     index = CodeIndex.build(model.items.centroids.detach(), torch.from_numpy(codes))
     pairs = torch.from_numpy(index.pairs.astype(np.int32))
-    picked = torch.arange(codes.shape[1]), torch.from_numpy(codes).long()
-    exact = ExactIndex.build(model.items.centroids.detach()[picked].flatten(1))
+    selection = torch.arange(codes.shape[1]), torch.from_numpy(codes).long()
+    exact = ExactIndex.build(model.items.centroids.detach()[selection].flatten(1))
     ways: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
         "codes, pruned": lambda question: index.search(question, 10),
         "codes, every item": lambda question: every_item(index, pairs, question, 10),
         "vectors, every item": lambda question: exact.search(question, 10),
     }
-    spent, differ = _measured(ways, asked[: questions + WARM])
+    times_of, differ = _measure_ways(ways, queries[: questions + WARM])
     rows = [
         {"way": name, "median ms": statistics.median(times), "95 % ms": float(np.quantile(times, 0.95))}
-        for name, times in spent.items()
+        for name, times in times_of.items()
     ]
     notes = (
         f"Processor time of {questions} questions of MovieLens-1M's validation, one at a time on one thread, one "
@@ -203,51 +203,54 @@ def speed(folder: Path | None, cache: Path, questions: int) -> None:
         f"code of a copy with probability {CHANGED} that of another item drawn at random.",
         f"Answers of the first two that differ, in an item or a score: {differ} of {questions}.",
     )
-    publish("codes-speed", title="The ten best of a million items", rows=rows, notes=notes, body=spent)
+    publish("codes-speed", title="The ten best of a million items", rows=rows, notes=notes, body=times_of)
 
 
 def a_million(codes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Codes of a million items [1,000,001, parts] that are spread as those of a trained catalogue [V + 1, parts]."""
-    known = codes[1:]
-    made = known[np.arange(MILLION) % len(known)]
-    others = np.stack([part[rng.integers(0, len(known), MILLION)] for part in known.T], axis=1)
-    changed = rng.random(made.shape) < CHANGED
-    changed[: len(known)] = False
-    return np.concatenate((codes[:1], np.where(changed, others, made)))
+    """Codes of a million items [1,000,001, parts] distributed like those of a trained catalogue [V + 1, parts]."""
+    trained_codes = codes[1:]
+    copies = trained_codes[np.arange(MILLION) % len(trained_codes)]
+    others = np.stack([part[rng.integers(0, len(trained_codes), MILLION)] for part in trained_codes.T], axis=1)
+    changed = rng.random(copies.shape) < CHANGED
+    changed[: len(trained_codes)] = False
+    return np.concatenate((codes[:1], np.where(changed, others, copies)))
 
 
 def every_item(index: CodeIndex, pairs: Tensor, question: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Nothing is left out: sums over all codes of every item, and the best of them. `pairs`: the index's, as torch
+    """The exact search: sums over all codes of every item, and the best of them. `pairs`: the index's, as torch
     looks them up fastest."""
     products = (index.centroids @ question.view(len(index.centroids), -1, 1))[:, :, 0]
     scores = torch.zeros(len(index.numbers))
-    for two, places in zip(torch.split(products, 2), pairs, strict=True):
-        scores += (two[0][:, None] + two[1]).flatten().index_select(0, places)
+    for pair, indices in zip(torch.split(products, 2), pairs, strict=True):
+        scores += (pair[0][:, None] + pair[1]).flatten().index_select(0, indices)
     columns, best = best_columns(scores[None], k)
     return torch.from_numpy(index.numbers)[columns], best
 
 
-def _measured(
+def _measure_ways(
     ways: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]], questions: Tensor
 ) -> tuple[dict[str, list[float]], int]:
-    """Milliseconds of each way, and how many answers of the first two differ."""
-    spent: dict[str, list[float]] = {}
+    """Milliseconds of each method, and how many answers of the first two differ."""
+    times_of: dict[str, list[float]] = {}
     answers = []
-    for name, way in ways.items():  # not by turns: half a gigabyte of vectors would empty the cache before each
-        times, found = [], []
+    for (
+        name,
+        way,
+    ) in ways.items():  # not alternately: half a gigabyte of vectors would empty the processor's cache before each
+        times, results = [], []
         for question in questions:
-            began = time.thread_time()  # all of it happens in this thread, and others may be busy
-            found.append(way(question[None]))
-            times.append(1000 * (time.thread_time() - began))
-        spent[name] = times[WARM:]
-        answers.append([torch.cat(each) for each in zip(*found, strict=True)])
+            start = time.thread_time()  # the search runs in this thread; others may be busy
+            results.append(way(question[None]))
+            times.append(1000 * (time.thread_time() - start))
+        times_of[name] = times[WARM:]
+        answers.append([torch.cat(each) for each in zip(*results, strict=True)])
     (items, scores), (others, their_scores) = answers[:2]
     differ = (items != others).any(1) | (scores != their_scores).any(1)
-    return spent, int(differ.sum())
+    return times_of, int(differ.sum())
 
 
 def _trained_run(data: api.Data, cache: Path) -> tuple[Recommender, str]:
-    """The run of the first seed where quality was measured, else one that is trained shortly."""
+    """The run of the first seed if quality was measured, else a run of a short training."""
     first = read_rows(Paths.of_project(cache).rows).named(CODED_ROW)[0]
     run = run_folder(first, data, cache)
     if run.exists():
@@ -260,19 +263,19 @@ def _trained_run(data: api.Data, cache: Path) -> tuple[Recommender, str]:
 
 def _data(row: str, folder: Path | None, cache: Path) -> api.Data:
     rows = read_rows(Paths.of_project(cache).rows)
-    one = rows.named(row)[0]
+    training = rows.named(row)[0]
     if folder is None:
-        raise InputError(f"codes needs DATA=folder with events.tsv.gz, the log of {rows.logs[one.row.log].url}")
-    return prepared(one, rows.logs[one.row.log], folder, cache)
+        raise InputError(f"codes needs DATA=folder with events.tsv.gz, the log of {rows.logs[training.row.log].url}")
+    return prepared(training, rows.logs[training.row.log], folder, cache)
 
 
-# --- quality ---------------------------------------------------------------------------------------------------------
+# --- quality --------------------------------------------------------------------------------------------------------
 
 
 def quality(folder: Path | None, cache: Path) -> None:
     """ndcg@10 with codes and without, and the bytes of both tables."""
-    data, places = _data(CODED_ROW, folder, cache), Paths.of_project(cache)
-    rows = [_quality_row(name, data, places, folder) for name in (PLAIN_ROW, CODED_ROW)]
+    data, paths = _data(CODED_ROW, folder, cache), Paths.of_project(cache)
+    rows = [_quality_row(name, data, paths, folder) for name in (PLAIN_ROW, CODED_ROW)]
     smaller, lost = rows[0]["table bytes"] / rows[1]["table bytes"], 1 - rows[1]["ndcg@10"] / rows[0]["ndcg@10"]
     notes = (
         f"Means over seeds, which docs/results.md has one by one. The table of codes, codes included, is "
@@ -281,36 +284,36 @@ def quality(folder: Path | None, cache: Path) -> None:
     publish("codes-quality", title="MovieLens-1M with codes and without", rows=rows, notes=notes, body=rows)
 
 
-def _quality_row(name: str, data: api.Data, places: Paths, folder: Path | None) -> dict[str, Any]:
-    rows = read_rows(places.rows)
+def _quality_row(name: str, data: api.Data, paths: Paths, folder: Path | None) -> dict[str, Any]:
+    rows = read_rows(paths.rows)
     trainings = rows.named(name)
-    found = [_entered(one, rows, places, folder).ndcg for one in trainings]
+    scores = [_measurement(training, rows, paths, folder).ndcg for training in trainings]
     settings = make_settings(read_recipe(trainings[0].row.recipe), trainings[0].overrides).model
     return {
         "row": name,
-        "seeds": len(found),
-        "ndcg@10": statistics.fmean(found),
-        "each": " ".join(f"{score:.4f}" for score in found),
+        "seeds": len(scores),
+        "ndcg@10": statistics.fmean(scores),
+        "each": " ".join(f"{score:.4f}" for score in scores),
         "table bytes": table_bytes(settings, len(data.vocabulary)),
     }
 
 
 def table_bytes(settings: ModelSettings, items: int) -> int:
-    """Of the table of so many items, codes included; whatever these are, they are as large."""
+    """Bytes of the table of this many items, codes included; their values do not matter."""
     parts = settings.items.parts if isinstance(settings.items, CodeSettings) else None
     codes = None if parts is None else np.zeros((items + 1, parts), dtype=np.uint8)
     model = build_model(settings, items, generator=torch.Generator(), facts=DataFacts(codes=codes))
     return sum(tensor.nbytes for tensor in model.items.state_dict().values())
 
 
-def _entered(one: Training, rows: Rows, places: Paths, folder: Path | None) -> Measured:
-    """What docs/results.md has of a training, which is made where it has nothing."""
-    entered = read_results(places.measured).rows.get(one.name)
-    if entered is not None and entered.recipe_digest == one.digest:
-        return entered
+def _measurement(training: Training, rows: Rows, paths: Paths, folder: Path | None) -> Measured:
+    """The measurement of a training in docs/results.md, made if it is missing."""
+    measurement = read_results(paths.measured).rows.get(training.name)
+    if measurement is not None and measurement.recipe_digest == training.digest:
+        return measurement
     assert folder is not None
     with Display() as display:
-        return make_row(one, rows, folder, places, progress=display.step)
+        return make_row(training, rows, folder, paths, progress=display.step)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from bench.data.prepare import MEGABYTE, SEGUE, measured
+from bench.data.prepare import MEGABYTE, SEGUE, measure_command
 from bench.tables import publish
 from segue import api, folders
 from segue.data.dataset import Data
@@ -47,13 +47,13 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="bench embed", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--users", type=int, nargs="+", default=list(SIZES), help="sizes of the logs")
     parser.add_argument("--folder", type=Path, help="where logs are generated; a million users take 1.2 GB")
-    chosen = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory(prefix="segue-bench-", dir=chosen.folder) as name:
+    options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="segue-bench-", dir=options.folder) as name:
         folder = Path(name)
         run = folder / "run"
         api.train(make_data(folder / "training", users=TRAINED_USERS), out=run, recipe="sasrec", overrides=MODEL)
-        rows = [_whole(run, folder, users) for users in sorted(chosen.users)]
-        rows.append(_killed(run, folder, max(chosen.users)))
+        rows = [_whole(run, folder, users) for users in sorted(options.users)]
+        rows.append(_killed(run, folder, max(options.users)))
     growth = rows[-2]["peak MB"] / rows[0]["peak MB"] - 1
     title = "segue embed"
     publish("embed", title=title, rows=rows, notes=NOTES, body={"growth of peak memory": growth, "rows": rows})
@@ -103,27 +103,29 @@ def _whole(run: Path, folder: Path, users: int) -> dict[str, Any]:
     data, out = folder / f"data-{users}", folder / f"out-{users}"
     print(f"{users:,} users …", file=sys.stderr, flush=True)
     make_data(data, users=users)
-    seconds, peak, printed = measured(_command(run, data, out))
-    return _row(f"{users:,} users", users, seconds, peak, printed, lost=users - printed["rows"], doubled=0, differs=0.0)
+    seconds, peak, report = measure_command(_command(run, data, out))
+    return _row(f"{users:,} users", users, seconds, peak, report, lost=users - report["rows"], doubled=0, differs=0.0)
 
 
 def _killed(run: Path, folder: Path, users: int) -> dict[str, Any]:
     """Kill it in the middle, run it again, and compare with the embeddings of the uninterrupted command."""
-    data, whole, out = folder / f"data-{users}", folder / f"out-{users}", folder / "killed"
-    half = len(list((whole / "users").glob("*.parquet"))) // 2
+    data, expected, out = folder / f"data-{users}", folder / f"out-{users}", folder / "killed"
+    half = len(list((expected / "users").glob("*.parquet"))) // 2
     child = subprocess.Popen(_command(run, data, out), stdout=subprocess.DEVNULL)
-    done = folder / "killed.partial" / "users" / f"part-{max(0, half - 1):05}.parquet"
-    while child.poll() is None and not done.exists():
+    last_part = folder / "killed.partial" / "users" / f"part-{max(0, half - 1):05}.parquet"
+    while child.poll() is None and not last_part.exists():
         time.sleep(0.01)
     if child.poll() is not None:
         raise InputError("The command ended before it could be killed: give a larger --users.")
     time.sleep(0.1)  # into the next part
     child.kill()
     child.wait()
-    kept = len(list(done.parent.glob("part-*.parquet"))) * PART_USERS
-    seconds, peak, printed = measured(_command(run, data, out))
-    lost, doubled, differs = compared(whole, out)
-    return _row(f"{users:,}, killed", users - kept, seconds, peak, printed, lost=lost, doubled=doubled, differs=differs)
+    n_kept = len(list(last_part.parent.glob("part-*.parquet"))) * PART_USERS
+    seconds, peak, report = measure_command(_command(run, data, out))
+    lost, doubled, differs = compared(expected, out)
+    return _row(
+        f"{users:,}, killed", users - n_kept, seconds, peak, report, lost=lost, doubled=doubled, differs=differs
+    )
 
 
 def compared(whole: Path, other: Path) -> tuple[int, int, float]:
@@ -134,10 +136,10 @@ def compared(whole: Path, other: Path) -> tuple[int, int, float]:
     for path in sorted((whole / "users").glob("*.parquet")):
         expected, path_there = pl.read_parquet(path), other / "users" / path.name
         rows = pl.read_parquet(path_there) if path_there.exists() else expected.clear()
-        both = expected.join(rows, on="user", suffix="_there")
-        lost += expected.height - both.height
-        if both.height:
-            gap = np.abs(both["embedding"].to_numpy() - both["embedding_there"].to_numpy())
+        joined = expected.join(rows, on="user", suffix="_there")
+        lost += expected.height - joined.height
+        if joined.height:
+            gap = np.abs(joined["embedding"].to_numpy() - joined["embedding_there"].to_numpy())
             differs = max(differs, float(gap.max()))
     return lost, doubled, differs
 
@@ -147,7 +149,7 @@ def _row(
     users: int,
     seconds: float,
     peak: int,
-    printed: dict[str, Any],
+    report: dict[str, Any],
     *,
     lost: int,
     doubled: int,
@@ -158,8 +160,8 @@ def _row(
         "seconds": seconds,
         "users/s": users / seconds,
         "peak MB": peak / MEGABYTE,
-        "rows": printed["rows"],
-        "parts": printed["parts"],
+        "rows": report["rows"],
+        "parts": report["parts"],
         "lost": lost,
         "doubled": doubled,
         "differs": differs,

@@ -45,24 +45,24 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--run", type=Path, help="a run folder to measure; otherwise an untrained model")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, help="a further file to write the results to")
-    chosen = parser.parse_args(argv)
-    torch.set_num_threads(chosen.threads)
+    options = parser.parse_args(argv)
+    torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory(prefix="segue-bench-") as folder:
-        made = (chosen.data / "manifest.json").is_file()
+        has_data = (options.data / "manifest.json").is_file()
         data = (
-            api.Data.open(chosen.data)
-            if made
-            else api.prepare(chosen.data / "events.tsv.gz", out=Path(folder) / "data")
+            api.Data.open(options.data)
+            if has_data
+            else api.prepare(options.data / "events.tsv.gz", out=Path(folder) / "data")
         )
         n_items = len(data.vocabulary)
-        model = _model(chosen.run, n_items)
+        model = _model(options.run, n_items)
         rows = measure(model, data.sequences, data.split, n_items=n_items)
     cases = len(data.split.cases("test"))
-    notes = [*NOTES, *([] if chosen.run else [UNTRAINED])]
-    title = f"Evaluation of {cases:,} cases among {n_items:,} items, {chosen.threads} threads"
+    notes = [*NOTES, *([] if options.run else [UNTRAINED])]
+    title = f"Evaluation of {cases:,} cases among {n_items:,} items, {options.threads} threads"
     path = publish("evaluate", title=title, rows=rows, notes=notes, body={"cases": cases, "items": n_items})
-    if chosen.json:
-        shutil.copyfile(path, chosen.json)
+    if options.json:
+        shutil.copyfile(path, options.json)
 
 
 def measure(model: SequenceModel, sequences: Sequences, split: Split, *, n_items: int) -> list[dict[str, Any]]:
@@ -74,9 +74,9 @@ def measure(model: SequenceModel, sequences: Sequences, split: Split, *, n_items
     cases = split.cases("test", settings.target)
 
     def row(who: str, scorer: Scorer, fit: float) -> dict[str, Any]:
-        measured, seconds = _timed(lambda: evaluator.measure(scorer, cases, settings.at))
+        result, seconds = _timed(lambda: evaluator.measure(scorer, cases, settings.at))
         ranks, alone = _timed(lambda: evaluator.ranks(scorer, cases))
-        assert (ranks == measured.ranks).all()
+        assert (ranks == result.ranks).all()
         figures = summary(ranks, (10,))
         return {
             "who": who,
@@ -109,9 +109,9 @@ def _model(run: Path | None, n_items: int) -> SequenceModel:
 
 
 def _timed(call: Callable[[], T]) -> tuple[T, float]:
-    began = time.perf_counter()
+    start = time.perf_counter()
     result = call()
-    return result, time.perf_counter() - began
+    return result, time.perf_counter() - start
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Microseconds to encode one event more: what is new alone, against the whole window once more, in turns, in one run.
+"""Microseconds to encode one event more: with the KV cache and over the whole window, alternately, in one run.
 
 One user at a time, 150 events in a window of 200, one thread, as the engine of the service works. What is measured is
 the thread's own work, so that a machine with other things to do changes little; building and the first rounds are not
-counted. The two must ask the same.
+counted. The two query vectors must be equal.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from segue.models.kv_cache import IncrementalEncoder
 from segue.models.sequence import SequenceModel
 
 ROOT = Path(__file__).parents[2]
-OLDEST = "model.positions='oldest'"  # counted from the newest, no token stays as it is
+OLDEST = "model.positions='oldest'"  # counted from the newest, every token changes with each event
 CASES = {
     "sasrec, width 64": ("sasrec", ["model.width=64", OLDEST]),
     "sasrec": ("sasrec", [OLDEST]),
@@ -52,7 +52,7 @@ NOTES = (
 
 
 class Times(NamedTuple):
-    """Seconds of encodings, whole and of what is new."""
+    """Seconds of encodings: whole windows and new events only."""
 
     whole: list[float]
     new: list[float]
@@ -67,27 +67,27 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--rounds", type=int, default=40, help=f"of {USERS} users each")
     parser.add_argument("--recipes", nargs="+", choices=list(CASES), default=list(CASES), help="which to measure")
     parser.add_argument("--child", choices=list(CASES), help=argparse.SUPPRESS)
-    chosen = parser.parse_args(argv)
-    if chosen.child:
-        print(json.dumps(measured(chosen.child, chosen.rounds)))
+    options = parser.parse_args(argv)
+    if options.child:
+        print(json.dumps(measure(options.child, options.rounds)))
         return
-    rows = [_in_a_process(name, chosen.rounds) for name in chosen.recipes]
-    title = f"One event after {EVENTS}, medians of {USERS * chosen.rounds}"
-    publish("increment", title=title, rows=rows, notes=NOTES, body={"rounds": chosen.rounds, "users": USERS})
+    rows = [_in_a_process(name, options.rounds) for name in options.recipes]
+    title = f"One event after {EVENTS}, medians of {USERS * options.rounds}"
+    publish("increment", title=title, rows=rows, notes=NOTES, body={"rounds": options.rounds, "users": USERS})
 
 
 def _in_a_process(name: str, rounds: int) -> dict[str, Any]:
-    """One thread has to be said before numpy is imported."""
+    """The number of threads must be set before numpy is imported."""
     command = [sys.executable, "-m", "bench.recommend.increment", "--child", name, "--rounds", str(rounds)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise InputError(f"{name} failed: {(done.stderr.strip().splitlines() or ['no reason given'])[-1]}")
-    row: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    process = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise InputError(f"{name} failed: {(process.stderr.strip().splitlines() or ['no reason given'])[-1]}")
+    row: dict[str, Any] = json.loads(process.stdout.strip().splitlines()[-1])
     return row
 
 
-def measured(name: str, rounds: int) -> dict[str, Any]:
+def measure(name: str, rounds: int) -> dict[str, Any]:
     """A row of the table."""
     recipe, changes = CASES[name]
     settings = make_settings(read_recipe(recipe), [*changes, "model.length=200"]).model
@@ -95,19 +95,19 @@ def measured(name: str, rounds: int) -> dict[str, Any]:
     continuation = IncrementalEncoder(model)
     users = [_history(user) for user in range(USERS)]
     alternating, in_a_row = Times([], []), Times([], [])
-    for place in range(WARM + rounds):
+    for repeat in range(WARM + rounds):
         for times, group in ((alternating, 1), (in_a_row, USERS)):
-            memories = [continuation.encode(_first(user, EVENTS), [0])[1][0] for user in users]
-            for begin in range(0, USERS, group):
-                some = slice(begin, begin + group)
-                pairs = zip(memories[some], users[some], strict=True)
-                extended = [_timed(partial(continuation.extend, *pair)) for pair in pairs]
-                encoded = [_timed(partial(_asked, model, user)) for user in users[some]]
-                if not np.allclose([one for one, _ in extended], [one for one, _ in encoded], rtol=1e-5, atol=1e-5):
+            caches = [continuation.encode(_first(user, EVENTS), [0])[1][0] for user in users]
+            for first_user in range(0, USERS, group):
+                group_users = slice(first_user, first_user + group)
+                pairs = zip(caches[group_users], users[group_users], strict=True)
+                incremental = [_timed(partial(continuation.extend, *pair)) for pair in pairs]
+                complete = [_timed(partial(_query_vector, model, user)) for user in users[group_users]]
+                if not np.allclose([one for one, _ in incremental], [one for one, _ in complete], rtol=1e-5, atol=1e-5):
                     raise InputError(f"{name}: a question differs from that of the full pass.")
-                if place >= WARM:
-                    times.new.extend(seconds for _, seconds in extended)
-                    times.whole.extend(seconds for _, seconds in encoded)
+                if repeat >= WARM:
+                    times.new.extend(seconds for _, seconds in incremental)
+                    times.whole.extend(seconds for _, seconds in complete)
     return {
         "recipe": name,
         "whole window µs": 1e6 * statistics.median(alternating.whole),
@@ -115,24 +115,24 @@ def measured(name: str, rounds: int) -> dict[str, Any]:
         "times cheaper": alternating.cheaper,
         "in a row: µs": 1e6 * statistics.median(in_a_row.new),
         "times": in_a_row.cheaper,
-        "memory kB": memories[0].size / 1000,
+        "memory kB": caches[0].size / 1000,
     }
 
 
-def _asked(model: SequenceModel, window: Batch) -> np.ndarray:
+def _query_vector(model: SequenceModel, window: Batch) -> np.ndarray:
     with torch.inference_mode():
-        question: np.ndarray = model.query(tensors(window))[0].numpy()
-    return question
+        query: np.ndarray = model.query(tensors(window))[0].numpy()
+    return query
 
 
 def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
-    began = time.thread_time_ns()
+    start = time.thread_time_ns()
     result = work()
-    return result, (time.thread_time_ns() - began) / 1e9
+    return result, (time.thread_time_ns() - start) / 1e9
 
 
 def _history(user: int) -> Batch:
-    """So many events and one; the question comes a day later."""
+    """A history of EVENTS + 1 events; the query time is a day later."""
     rng = np.random.default_rng(user)
     times = np.cumsum(rng.integers(1, 10_000, EVENTS + 1))
     items = rng.integers(1, N_ITEMS + 1, EVENTS + 1)

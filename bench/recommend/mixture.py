@@ -1,10 +1,10 @@
-"""A mixture of logits over a million items: milliseconds of one question in two stages and by scoring every item, and
-what two stages find.
+"""A mixture of logits over a million items: milliseconds of one query in two stages and by scoring every item, and
+the recall of two stages.
 
     make bench SUBJECT=mixture DATA=folder          MovieLens-1M: events.tsv.gz
 
 The items are those of the row ml-1m/hstu-mol-20 of `make results`, which is trained unless it is in the cache, each
-copied with noise; the questions are those of test users.
+copied with noise; the queries are those of test users.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bench.quality.results import prepared, trained
 from bench.quality.results_table import read_rows
-from bench.recommend.index import WARM, turns
+from bench.recommend.index import WARM, alternate_searches
 from bench.tables import publish
 from segue.index.build import sample_queries
 from segue.index.mol import Cut, MolIndex
@@ -32,7 +32,7 @@ ROWS = Path(__file__).parents[1] / "quality" / "results.toml"
 ROW = "ml-1m/hstu-mol-20"
 NOISE = 0.3  # of the standard deviation of the trained items' vectors
 K = 100
-AT_A_TIME = 1 << 16  # items taken apart at a time
+AT_A_TIME = 1 << 16  # items processed at a time
 
 
 def main(argv: list[str]) -> None:
@@ -41,32 +41,33 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--items", type=int, default=1_000_000)
     parser.add_argument("--questions", type=int, default=200)
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "segue-results")
-    chosen = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
     rows = read_rows(ROWS)
-    one = rows.named(ROW)[0]
-    data = prepared(one, rows.logs[one.row.log], chosen.data, chosen.cache)
+    training = rows.named(ROW)[0]
+    data = prepared(training, rows.logs[training.row.log], arguments.data, arguments.cache)
     with Display() as display:
-        model = Recommender.open(trained(one, data, chosen.cache, display.step)).model
-    asked = sample_queries(model, data.sequences, data.split.cases("test", "last"))
-    assert asked is not None and len(asked) >= chosen.questions + WARM
+        model = Recommender.open(trained(training, data, arguments.cache, display.step)).model
+    queries = sample_queries(model, data.sequences, data.split.cases("test", "last"))
+    assert queries is not None and len(queries) >= arguments.questions + WARM
     assert isinstance(model.similarity, MixtureOfLogits)
-    flat = copied(model.items.output()[1:].detach(), model.similarity, chosen.items)
+    flat = noisy_copies(model.items.output()[1:].detach(), model.similarity, arguments.items)
     index = MolIndex.build(model.similarity.mixture, flat, cut=Cut())
     every = MolIndex(index.mixture, index.items, index.numbers, n_items=index.n_items)
     del flat
-    (slow, best), (fast, found) = turns([every, index], asked[: chosen.questions + WARM], K)
+    (slow, exact_scores), (fast, scores) = alternate_searches([every, index], queries[: arguments.questions + WARM], K)
     row = {
-        "items": chosen.items,
+        "items": arguments.items,
         "every item ms": statistics.median(slow),
         "two stages ms": statistics.median(fast),
         "share of the time": statistics.median(fast) / statistics.median(slow),
-        f"recall@{K}": recall_of_scores(found, best),
+        f"recall@{K}": recall_of_scores(scores, exact_scores),
     }
     notes = (
-        f"Medians of the processor time of {chosen.questions} test users of MovieLens-1M, one at a time on one thread, "
-        f"by turns; both have the items' components and gates ready. Items: those of the run {ROW}, each copied with "
-        f"noise of {NOISE} of its vectors' standard deviation: the catalogue is in heaps, as groups would have it.",
+        f"Medians of the processor time of {arguments.questions} test users of MovieLens-1M, one at a time on one "
+        f"thread, by turns; both have the items' components and gates ready. Items: those of the run {ROW}, each "
+        f"copied with noise of {NOISE} of its vectors' standard deviation: the catalogue is in heaps, as groups would "
+        "have it.",
     )
     publish(
         "mixture", title="A mixture of logits over many items", rows=[row], notes=notes, body={"each": [slow, fast]}
@@ -74,15 +75,15 @@ def main(argv: list[str]) -> None:
 
 
 @torch.no_grad()
-def copied(vectors: Tensor, similarity: MixtureOfLogits, items: int) -> Tensor:
-    """What so many items are compared by, row 0 being padding: trained ones [V, D] over and over, with noise."""
+def noisy_copies(vectors: Tensor, similarity: MixtureOfLogits, items: int) -> Tensor:
+    """Item features of a large catalogue, row 0 being padding: trained vectors [V, D] repeated with noise."""
     first = torch.Generator().manual_seed(1)
-    spread, similarity = vectors.std(0), similarity.eval()
-    made = []
+    deviation, similarity = vectors.std(0), similarity.eval()
+    blocks = []
     for numbers in torch.split(torch.arange(items + 1), AT_A_TIME):
         copies = vectors[numbers % len(vectors)]
-        made.append(similarity.item(copies + NOISE * spread * torch.randn(copies.shape, generator=first)))
-    return torch.cat(made)
+        blocks.append(similarity.item(copies + NOISE * deviation * torch.randn(copies.shape, generator=first)))
+    return torch.cat(blocks)
 
 
 if __name__ == "__main__":

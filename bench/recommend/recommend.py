@@ -29,20 +29,20 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--calls", type=int, default=500)
     parser.add_argument("--many", type=int, default=2000, help="histories of one call of recommend_many")
     parser.add_argument("-k", type=int, default=10)
-    chosen = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="segue-bench-") as folder:
-        data = api.prepare(chosen.data / "events.tsv.gz", out=Path(folder) / "data")
-        if chosen.run:
-            model = Recommender.open(chosen.run)
+        data = api.prepare(options.data / "events.tsv.gz", out=Path(folder) / "data")
+        if options.run:
+            model = Recommender.open(options.run)
         else:
             model = api.train(data, out=Path(folder) / "run", overrides=["train.epochs=1"])
-        rows = measure(model, histories(data, max(chosen.calls, chosen.many)), chosen)
-    title = f"Answers of {chosen.k} items out of {len(model.vocabulary):,}"
-    publish("recommend", title=title, rows=rows, notes=NOTES, body={"calls": chosen.calls, "k": chosen.k})
+        rows = measure(model, histories(data, max(options.calls, options.many)), options)
+    title = f"Answers of {options.k} items out of {len(model.vocabulary):,}"
+    publish("recommend", title=title, rows=rows, notes=NOTES, body={"calls": options.calls, "k": options.k})
 
 
 def histories(data: Any, count: int) -> list[list[str]]:
-    """Histories of users drawn by lot, as ids, without their last event."""
+    """Histories of random users, as ids, without their last event."""
     offsets = np.asarray(data.sequences.offsets)
     users = np.random.default_rng(1).integers(0, data.sequences.n_users, count)
     ids = data.vocabulary.table["id"].to_list()
@@ -50,14 +50,14 @@ def histories(data: Any, count: int) -> list[list[str]]:
     return [[ids[number - 1] for number in items[offsets[user] : offsets[user + 1] - 1]] for user in users]
 
 
-def measure(model: Recommender, asked: list[list[str]], chosen: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(model: Recommender, queries: list[list[str]], options: argparse.Namespace) -> list[dict[str, Any]]:
     """Seconds of single calls and of one call for many; the first few calls are not counted."""
-    for history in asked[:10]:
-        model.recommend(history, k=chosen.k)
+    for history in queries[:10]:
+        model.recommend(history, k=options.k)
     single = [
-        _seconds(lambda history=history: model.recommend(history, k=chosen.k)) for history in asked[: chosen.calls]
+        _seconds(lambda history=history: model.recommend(history, k=options.k)) for history in queries[: options.calls]
     ]
-    many = [_seconds(lambda: model.recommend_many(asked[: chosen.many], k=chosen.k)) for _ in range(3)]
+    many = [_seconds(lambda: model.recommend_many(queries[: options.many], k=options.k)) for _ in range(3)]
     return [
         {
             "call": "recommend, one history",
@@ -66,18 +66,18 @@ def measure(model: Recommender, asked: list[list[str]], chosen: argparse.Namespa
             "answers a second": 1 / statistics.fmean(single),
         },
         {
-            "call": f"recommend_many, {chosen.many} histories",
+            "call": f"recommend_many, {options.many} histories",
             "median ms": 1000 * statistics.median(many),
             "p90 ms": "–",
-            "answers a second": chosen.many / statistics.median(many),
+            "answers a second": options.many / statistics.median(many),
         },
     ]
 
 
 def _seconds(call: Any) -> float:
-    began = time.perf_counter()
+    start = time.perf_counter()
     call()
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

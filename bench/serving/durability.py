@@ -89,7 +89,7 @@ def survive(
     latest: float = MAX_SECONDS_TO_KILL,
 ) -> Outcome:
     """Serve `run` over an empty `store`, write, kill, restart, and count. The server's log is written to `folder`."""
-    began = time.monotonic()
+    start = time.monotonic()
     service = _Service([str(run), "--store", store], log=folder / "server.log")
     stopping, over = threading.Event(), threading.Event()
     threads: list[Writer] = []
@@ -124,7 +124,7 @@ def survive(
         missing=max(each[0] for each in counts),
         twice=max(each[1] for each in counts),
         unknown=max(each[2] for each in counts),
-        seconds=time.monotonic() - began,
+        seconds=time.monotonic() - start,
     )
 
 
@@ -232,18 +232,18 @@ class Writer(threading.Thread):
 
     def _post(self, events: list[dict[str, Any]]) -> bool:
         """Post until there is an answer. False if the answer is wrong or the service is gone."""
-        broken = False
+        resent = False
         while True:
             counts = self._answer(events)
             if counts is None:
                 if self.problem or self._over.is_set():
                     return False
                 self.repeated += 1
-                broken = True
+                resent = True
                 time.sleep(0.01)
                 continue
             accepted, duplicates = counts
-            if accepted + duplicates != len(events) or (duplicates and not broken):
+            if accepted + duplicates != len(events) or (duplicates and not resent):
                 self.problem = (
                     f"{len(events)} new events were answered with {accepted} accepted, {duplicates} duplicates."
                 )
@@ -306,9 +306,9 @@ def stored(url: str, users: Sequence[str]) -> list[Posted]:
         store.close()
 
 
-def count_faults(posted: Iterable[Posted], stored: Iterable[Posted]) -> tuple[int, int, int]:
+def count_faults(acknowledged: Iterable[Posted], stored: Iterable[Posted]) -> tuple[int, int, int]:
     """Count acknowledged events that are missing, events stored more than once, and stored events never posted."""
-    expected, actual = Counter(posted), Counter(stored)
+    expected, actual = Counter(acknowledged), Counter(stored)
     missing = (expected - actual).total()
     twice = sum(count > 1 for count in actual.values())
     unknown = sum(event not in expected for event in actual)
@@ -321,27 +321,27 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--kills", type=int, default=KILLS, help="of each store")
     parser.add_argument("--seed", type=int, default=1, help="of the times of the kills and of the events")
     parser.add_argument("--stores", nargs="+", choices=("sqlite", "postgresql"), default=["sqlite", "postgresql"])
-    chosen = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     outcomes: dict[str, Outcome] = {}
     with tempfile.TemporaryDirectory(prefix="segue-bench-") as name:
         folder = Path(name)
-        run = chosen.run or tiny_run(folder)
-        for store in chosen.stores:
-            print(f"{store}: {chosen.kills} kills …", file=sys.stderr, flush=True)
+        run = options.run or tiny_run(folder)
+        for store in options.stores:
+            print(f"{store}: {options.kills} kills …", file=sys.stderr, flush=True)
             if store == "sqlite":
                 outcomes[store] = survive(
-                    str(folder / "events.db"), run, folder=folder, kills=chosen.kills, seed=chosen.seed
+                    str(folder / "events.db"), run, folder=folder, kills=options.kills, seed=options.seed
                 )
                 continue
             server = PostgresServer(durable=True)
             try:
                 url = server.new_database()
-                outcomes[store] = survive(url, run, folder=folder, kills=chosen.kills, seed=chosen.seed)
+                outcomes[store] = survive(url, run, folder=folder, kills=options.kills, seed=options.seed)
             finally:
                 server.close()
     title = "Acknowledged events after kill -9"
     rows = [_shown(store, outcome) for store, outcome in outcomes.items()]
-    body = {"seed": chosen.seed, "stores": {store: msgspec.to_builtins(each) for store, each in outcomes.items()}}
+    body = {"seed": options.seed, "stores": {store: msgspec.to_builtins(each) for store, each in outcomes.items()}}
     publish("durability", title=title, rows=rows, notes=NOTES, body=body)
     if not all(outcome.sound for outcome in outcomes.values()):
         raise InputError("Events were lost or doubled; the table above says how many.")

@@ -57,33 +57,33 @@ class Tally:
         self.codes.append(code)
 
 
-def kind_result(name: str, tally: Tally, *, began: float, seconds: float) -> KindResult:
+def kind_result(name: str, tally: Tally, *, start: float, seconds: float) -> KindResult:
     """One kind's figures."""
     latencies: list[list[float]] = [[] for _ in range(math.ceil(seconds))]
     failed = [0] * len(latencies)
     codes: Counter[int] = Counter()
     in_time = 0
     for plan, end, code in zip(tally.planned, tally.ended, tally.codes, strict=True):
-        in_time += code == OK and began <= end < began + seconds
-        if not began <= plan < began + seconds:
+        in_time += code == OK and start <= end < start + seconds
+        if not start <= plan < start + seconds:
             continue
         codes[code] += 1
-        second = int(plan - began)
+        second = int(plan - start)
         if code == OK:
             latencies[second].append(1000 * (end - plan))
         else:
             failed[second] += 1
-    whole = sorted(latency for each in latencies for latency in each)
+    ordered = sorted(latency for each in latencies for latency in each)
     return KindResult(
         name=name,
         requests=codes.total(),
         answered_a_second=in_time / seconds,
         statuses={str(code): count for code, count in sorted(codes.items()) if code not in REASONS},
         errors={REASONS[code]: count for code, count in sorted(codes.items()) if code in REASONS},
-        p50=quantile(whole, 0.5),
-        p90=quantile(whole, 0.9),
-        p99=quantile(whole, 0.99),
-        max=quantile(whole, 1.0),
+        p50=quantile(ordered, 0.5),
+        p90=quantile(ordered, 0.9),
+        p99=quantile(ordered, 0.99),
+        max=quantile(ordered, 1.0),
         per_second=[
             Second(ok=len(each), failed=bad, p90=quantile(sorted(each), 0.9))
             for each, bad in zip(latencies, failed, strict=True)

@@ -263,8 +263,8 @@ class Load:
 
     def _give_up(self) -> None:
         now = time.monotonic()
-        for kind, began, _ in self._waiting:
-            self.tallies[kind].add(began, now, UNANSWERED)
+        for kind, planned, _ in self._waiting:
+            self.tallies[kind].add(planned, now, UNANSWERED)
         self._waiting.clear()
         for connection in self._connections:
             if connection.busy:
@@ -323,9 +323,9 @@ def planned(job: Job) -> list[tuple[float, int, int]]:
 
 def measure(load: Load, job: Job, *, cpu_seconds: float) -> Result:
     """The figures of the requests planned for the measurement."""
-    began = load.began + job.warm_up
+    first = load.began + job.warm_up
     kinds = [
-        kind_result(kind.name, tally, began=began, seconds=job.seconds)
+        kind_result(kind.name, tally, start=first, seconds=job.seconds)
         for kind, tally in zip(job.kinds, load.tallies, strict=True)
     ]
     late = quantile(sorted(load.late), 0.99)

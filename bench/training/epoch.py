@@ -1,10 +1,10 @@
-"""Seconds of a training epoch: RecTools' models against segue's recipes with the like loss, in turns, in one run.
+"""Seconds of a training epoch: RecTools' models against segue's recipes with a like loss, alternately, in one run.
 
 SASRec with the full softmax against `sasrec` and `esasrec`, with the sampled softmax against `sasrec-sampled`; HSTU
 against `hstu`, and beside it a `sasrec` of the same width, depth, loss, negatives and batches. The same events,
 positions, width, depth, heads, length, dropout, number type and threads on both sides. Batching is timed on both sides;
 building of data sets, each process's first epoch, validation and saving are not. Each measurement is a process of its
-own, and all take turns, so that a drift of the machine meets all of them.
+own, and they alternate, so that a drift of the machine affects all of them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ HSTU_LOSS = (
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """Another library's trainer, and ours that are held against it: a name, the recipe and what is changed in it."""
+    """Another library's trainer, and ours compared with it: a name, the recipe and its changed settings."""
 
     peer: str
     options: tuple[str, ...]
@@ -102,27 +102,29 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--length", type=int, default=LENGTH)
     parser.add_argument("--contest", nargs="+", choices=list(CONTESTS), default=list(CONTESTS), help="which to measure")
     parser.add_argument("--child", choices=list(OURS), help=argparse.SUPPRESS)
-    chosen = parser.parse_args(argv)
-    if chosen.epochs < 2 or chosen.runs < 1:
+    arguments = parser.parse_args(argv)
+    if arguments.epochs < 2 or arguments.runs < 1:
         parser.error("--epochs must be at least 2 (the first is not counted) and --runs at least 1")
-    if chosen.child:
-        print(json.dumps(train_ours(chosen.child, chosen.data, vars(chosen))))
+    if arguments.child:
+        print(json.dumps(train_ours(arguments.child, arguments.data, vars(arguments))))
         return
     if not PEER_PYTHON.exists():
         raise InputError("The library to compare with is not installed; start this with `make bench SUBJECT=epoch`.")
     with tempfile.TemporaryDirectory(prefix="segue-bench-") as folder:
-        results = measure(prepared(chosen.data, Path(folder)), chosen)
+        results = measure(prepared(arguments.data, Path(folder)), arguments)
     show(results)
 
 
 def prepared(data: Path, folder: Path) -> Path:
     """A data folder, and beside it the training part for the other side: every event but a user's last two."""
-    made = api.prepare(data / "events.tsv.gz", out=folder / "data")
-    offsets, ends = np.asarray(made.sequences.offsets), np.asarray(made.split.train_end)
+    data_folder = api.prepare(data / "events.tsv.gz", out=folder / "data")
+    offsets, ends = np.asarray(data_folder.sequences.offsets), np.asarray(data_folder.split.train_end)
     lengths = ends - offsets[:-1]
     rows = np.arange(lengths.sum()) + np.repeat(offsets[:-1] - (np.cumsum(lengths) - lengths), lengths)
     users = np.repeat(np.arange(len(lengths)), lengths)
-    items, times = (np.asarray(array)[rows].astype(np.int64) for array in (made.sequences.items, made.sequences.times))
+    items, times = (
+        np.asarray(array)[rows].astype(np.int64) for array in (data_folder.sequences.items, data_folder.sequences.times)
+    )
     np.savez(folder / "train.npz", users=users, items=items, times=times)
     return folder
 
@@ -132,25 +134,32 @@ def runners(contests: list[str]) -> list[str]:
     return [name for contest in contests for name in (CONTESTS[contest].peer, *CONTESTS[contest].ours)]
 
 
-def measure(folder: Path, chosen: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
-    """Each runner's results, `runs` of them, taken in turns."""
-    results: dict[str, list[dict[str, Any]]] = {name: [] for name in runners(chosen.contest)}
-    environment = {**os.environ, "OMP_NUM_THREADS": str(chosen.threads), "MKL_NUM_THREADS": str(chosen.threads)}
-    for run in range(chosen.runs):
+def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
+    """The results of `runs` measurements of each runner, alternately."""
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in runners(arguments.contest)}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads), "MKL_NUM_THREADS": str(arguments.threads)}
+    for run in range(arguments.runs):
         for name in results:
-            command = _command(name, folder, chosen)
-            done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise InputError(f"{name} failed: {(done.stderr.strip().splitlines() or ['no reason given'])[-1]}")
-            result = json.loads(done.stdout.strip().splitlines()[-1])
+            command = _command(name, folder, arguments)
+            process = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+            if process.returncode:
+                raise InputError(f"{name} failed: {(process.stderr.strip().splitlines() or ['no reason given'])[-1]}")
+            result = json.loads(process.stdout.strip().splitlines()[-1])
             results[name].append(result)
-            shown = ", ".join(f"{seconds:.1f}" for seconds in result["seconds"])
-            print(f"run {run + 1} of {chosen.runs}  {name:16} seconds an epoch: {shown}", file=sys.stderr, flush=True)
+            text = ", ".join(f"{seconds:.1f}" for seconds in result["seconds"])
+            print(f"run {run + 1} of {arguments.runs}  {name:16} seconds an epoch: {text}", file=sys.stderr, flush=True)
     return results
 
 
-def _command(name: str, folder: Path, chosen: argparse.Namespace) -> list[str]:
-    numbers = ["--epochs", str(chosen.epochs), "--threads", str(chosen.threads), "--length", str(chosen.length)]
+def _command(name: str, folder: Path, arguments: argparse.Namespace) -> list[str]:
+    numbers = [
+        "--epochs",
+        str(arguments.epochs),
+        "--threads",
+        str(arguments.threads),
+        "--length",
+        str(arguments.length),
+    ]
     if name in OURS:
         return [sys.executable, "-m", "bench.training.epoch", "--data", str(folder / "data"), "--child", name, *numbers]
     script = str(ROOT / "bench" / "peers" / "rectools_epoch.py")
@@ -159,7 +168,7 @@ def _command(name: str, folder: Path, chosen: argparse.Namespace) -> list[str]:
     return [str(PEER_PYTHON), script, str(folder / "train.npz"), *contest.options, *shape, *numbers]
 
 
-def train_ours(name: str, data: Path, chosen: dict[str, Any]) -> dict[str, Any]:
+def train_ours(name: str, data: Path, arguments: dict[str, Any]) -> dict[str, Any]:
     """Train with segue's own loop, without validation, and print the same figures as the other side."""
     import torch
 
@@ -172,15 +181,15 @@ def train_ours(name: str, data: Path, chosen: dict[str, Any]) -> dict[str, Any]:
     from segue.training.loop import fit
     from segue.training.windows import training_windows
 
-    torch.set_num_threads(chosen["threads"])
+    torch.set_num_threads(arguments["threads"])
     recipe, changes = OURS[name].ours[name]
-    shape = {**OURS[name].shape, "length": chosen["length"]}
+    shape = {**OURS[name].shape, "length": arguments["length"]}
     shaped = [f"model.{key}={value}" for key, value in shape.items()]
     settings = make_settings(read_recipe(recipe), [*shaped, *changes, f"train.tokens={TOKENS}"])
     log = Data.open(data)
     counts = SplitLog.of(log).training_counts
-    objective = Objective(settings.objective, counts, log.kinds, length=chosen["length"])
-    windows = training_windows(log.sequences, log.split.train_end, length=chosen["length"] + objective.extra)
+    objective = Objective(settings.objective, counts, log.kinds, length=arguments["length"])
+    windows = training_windows(log.sequences, log.split.train_end, length=arguments["length"] + objective.extra)
     model = build_model(settings.model, len(log.vocabulary), generator=torch.Generator().manual_seed(1))
     with tempfile.TemporaryDirectory(prefix="segue-bench-") as folder:
         state = fit(
@@ -188,7 +197,7 @@ def train_ours(name: str, data: Path, chosen: dict[str, Any]) -> dict[str, Any]:
             objective,
             windows,
             settings=settings.train,
-            epochs=chosen["epochs"],
+            epochs=arguments["epochs"],
             validate=None,
             state_file=Path(folder) / "state.safetensors",
         )
@@ -212,7 +221,7 @@ def _loss_text(objective: ObjectiveSettings) -> str:
 
 
 def show(results: dict[str, list[dict[str, Any]]]) -> None:
-    """The table; a side that processed other positions is refused, for its seconds mean something else."""
+    """The table; sides with different numbers of positions are refused, as their seconds are not comparable."""
     positions = {run["positions"] for runs in results.values() for run in runs}
     if len(positions) != 1:
         raise InputError(f"The sides processed different numbers of positions: {sorted(positions)}.")

@@ -4,8 +4,8 @@
     … ARGS="--epochs 1 --users 300"                              a trial
 
 Three trainings by one process with two threads, of different seeds, and one by two processes with a thread each. Every
-training is a run of its own in a cache folder and is never made twice; Ctrl-C and the same command goes on. The seconds
-are those of the trainings themselves, which come one after the other: they mean something on an idle machine.
+training is a run of its own in a cache folder, made once; after Ctrl-C the same command resumes. The seconds
+are those of the trainings themselves, which run one after the other: measure on an idle machine.
 """
 
 from __future__ import annotations
@@ -55,29 +55,31 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--users", type=int, help="of the log, for a trial")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "segue-processes")
-    chosen = parser.parse_args(argv)
-    data = prepared(chosen.data / EVENTS, chosen.users, chosen.cache)
-    runs = {arm: trained(arm, data, chosen.epochs, chosen.cache) for arm in (*ALONE, TOGETHER)}
-    show(runs, data, chosen.epochs)
+    options = parser.parse_args(argv)
+    data = prepared(options.data / EVENTS, options.users, options.cache)
+    runs = {arm: trained(arm, data, options.epochs, options.cache) for arm in (*ALONE, TOGETHER)}
+    show(runs, data, options.epochs)
 
 
 def prepared(events: Path, users: int | None, cache: Path) -> api.Data:
-    """The log's data folder, made once; of some users where so many are asked for."""
+    """The log's data folder, made once, with all users or the given number of them."""
     some = "" if users is None else f"-{users}-users"
-    place = cache / f"data{some}-{digest(events)[:12]}"
-    if place.exists():
-        return api.Data.open(place)
+    data_folder = cache / f"data{some}-{digest(events)[:12]}"
+    if data_folder.exists():
+        return api.Data.open(data_folder)
     cache.mkdir(parents=True, exist_ok=True)
     with Display() as display:
         if users is None:
-            return api.prepare(events, out=place, progress=display.stage)
+            return api.prepare(events, out=data_folder, progress=display.stage)
         table = pl.read_csv(events, separator="\t")
-        kept = table["user"].unique(maintain_order=True).head(users)
-        return api.prepare(table.filter(pl.col("user").is_in(kept.to_list())), out=place, progress=display.stage)
+        sample = table["user"].unique(maintain_order=True).head(users)
+        return api.prepare(
+            table.filter(pl.col("user").is_in(sample.to_list())), out=data_folder, progress=display.stage
+        )
 
 
 def trained(arm: Arm, data: api.Data, epochs: int, cache: Path) -> Path:
-    """The run of an arm, made unless it is there; what was interrupted goes on."""
+    """The run of an arm, made unless it exists; an interrupted training is resumed."""
     run = cache / f"run-{arm.processes}x{arm.threads}-seed-{arm.seed}-{epochs}-epochs-{data.digest[:8]}"
     if run.exists():
         return run
@@ -116,27 +118,27 @@ def show(runs: dict[Arm, Path], data: api.Data, epochs: int) -> None:
                 "s/epoch": statistics.median(seconds),
             }
         )
-    apart, inside, sentences = agreement(values, users)
+    change, in_range, sentences = agreement(values, users)
     title = f"One process and two, recipe default, {epochs} epochs, {len(users):,} users"
-    body = {"difference": apart, "within the seeds": inside, "epochs": epochs}
+    body = {"difference": change, "within the seeds": in_range, "epochs": epochs}
     publish("processes", title=title, rows=rows, notes=sentences, body=body)
 
 
 def agreement(values: dict[Arm, np.ndarray], users: np.ndarray) -> tuple[dict[str, float], bool, list[str]]:
-    """Two processes against the three seeds of one: the difference over the same users, and whether what two reached
-    is what a fourth seed of one might have."""
+    """Two processes against the three seeds of one: the difference over the same users, and whether their metric
+    is plausible for a fourth seed of one."""
     alone = [values[arm] for arm in ALONE]
-    means, found = np.array([one.mean() for one in alone]), float(values[TOGETHER].mean())
-    spread = TWO_SIDED * float(means.std(ddof=1)) * (1 + 1 / len(means)) ** 0.5
-    low, high = float(means.mean()) - spread, float(means.mean()) + spread
-    apart = difference(values[TOGETHER], averaged(alone), users)
+    means, of_two = np.array([one.mean() for one in alone]), float(values[TOGETHER].mean())
+    margin = TWO_SIDED * float(means.std(ddof=1)) * (1 + 1 / len(means)) ** 0.5
+    low, high = float(means.mean()) - margin, float(means.mean()) + margin
+    change = difference(values[TOGETHER], averaged(alone), users)
     sentences = [
         f"Mean of three seeds of one process {means.mean():.4f}; 95 % of a fourth would lie in {low:.4f} … {high:.4f}, "
-        f"and two processes reached {found:.4f}.",
-        f"Two processes minus that mean, over the same users: {apart.value:+.4f} (95 % {apart.low:+.4f} … "
-        f"{apart.high:+.4f}).",
+        f"and two processes reached {of_two:.4f}.",
+        f"Two processes minus that mean, over the same users: {change.value:+.4f} (95 % {change.low:+.4f} … "
+        f"{change.high:+.4f}).",
     ]
-    return {"value": apart.value, "low": apart.low, "high": apart.high}, low <= found <= high, sentences
+    return {"value": change.value, "low": change.low, "high": change.high}, low <= of_two <= high, sentences
 
 
 if __name__ == "__main__":

@@ -74,8 +74,8 @@ def test_the_other_version_is_checked_out_once_and_installed_by_its_own_makefile
 def test_each_version_runs_its_own_sources_with_its_own_python() -> None:
     assert OTHER.segue("train", 1) == ["env", "PYTHONPATH=/other/src", "/other/python", "-m", "segue", "train", "1"]
     assert this_version().folder == ROOT
-    done = subprocess.run(this_version().segue("--version"), capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("segue")
+    result = subprocess.run(this_version().segue("--version"), capture_output=True, text=True, check=True)
+    assert result.stdout.startswith("segue")
 
 
 def test_a_command_that_fails_is_named_with_its_folder(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""docs/attention.md: made again it is the same, and its numbers are those of the exercise and of plain arithmetic."""
+"""docs/attention.md is reproducible, and its numbers agree with the exercise and with plain arithmetic."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench.attention.document import DOCUMENT, NOTE, TEMPLATE, document, number, row
-from bench.attention.model import BOUGHT_NEXT, HISTORY, Kept, kept, recommender
+from bench.attention.model import BOUGHT_NEXT, HISTORY, ShopModel, read_model, recommender
 
 NUMBER = re.compile(r"−?\d+(?:\.\d+)?")
 
@@ -28,24 +28,24 @@ def committed() -> str:
 
 
 def below(text: str, words: str) -> list[list[str]]:
-    """The cells of the table after these words, without its head."""
+    """The cells of the table after these words, without its header."""
     lines = text[text.index(words) :].split("\n")
-    first = next(place for place, line in enumerate(lines) if line.startswith("|"))
+    first = next(index for index, line in enumerate(lines) if line.startswith("|"))
     rows = lines[first + 2 :]
     return [
         [cell.strip() for cell in line.strip("|").split("|")]
-        for line in rows[: next(place for place, line in enumerate(rows) if not line.startswith("|"))]
+        for line in rows[: next(index for index, line in enumerate(rows) if not line.startswith("|"))]
     ]
 
 
-def test_made_again_it_is_the_same(text: str) -> None:
-    """Word by word; a number may differ by one in its last decimal, as machines add up in different orders."""
+def test_the_document_is_reproducible(text: str) -> None:
+    """Words are equal; the last decimal of a number may differ by one, as machines sum in different orders."""
     again = document()
     assert NUMBER.split(again) == NUMBER.split(text), "run `make attention`"
-    for found, expected in zip(NUMBER.findall(text), NUMBER.findall(again), strict=True):
+    for committed_number, expected in zip(NUMBER.findall(text), NUMBER.findall(again), strict=True):
         decimals = len(expected.partition(".")[2])
-        assert len(found.partition(".")[2]) == decimals
-        assert abs(value(found) - value(expected)) < 1.01 * 10**-decimals, (found, expected)
+        assert len(committed_number.partition(".")[2]) == decimals
+        assert abs(value(committed_number) - value(expected)) < 1.01 * 10**-decimals, (committed_number, expected)
     assert text.startswith(NOTE) and "{" not in text
     assert len(NUMBER.findall(text)) > 250 > len(NUMBER.findall(TEMPLATE.read_text(encoding="utf-8")))
 
@@ -85,7 +85,7 @@ def test_the_exercise(text: str) -> None:
     ]
 
 
-def test_where_one_stumbles_in_the_exercise(text: str) -> None:
+def test_the_common_mistakes_of_the_exercise(text: str) -> None:
     scale, mask, itself, same = (
         next(line for line in text.split("\n") if line.startswith(f"- **{begin}"))
         for begin in ("The scale", "The mask", "Itself", "One row")
@@ -103,12 +103,12 @@ def test_where_one_stumbles_in_the_exercise(text: str) -> None:
     ]
 
 
-# --- the customer: plain arithmetic on the kept weights -------------------------------------------------------------
+# --- the customer: plain arithmetic on the saved weights ------------------------------------------------------------
 
 
 @pytest.fixture(name="facts", scope="module")
-def committed_model() -> Kept:
-    return kept()
+def committed_model() -> ShopModel:
+    return read_model()
 
 
 def normal(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
@@ -116,23 +116,23 @@ def normal(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
     return np.asarray(centred / np.sqrt((centred**2).mean(-1, keepdims=True)) * weight + bias)
 
 
-def test_the_walk_is_plain_arithmetic(text: str, facts: Kept) -> None:
+def test_the_forward_pass_is_plain_arithmetic(text: str, facts: ShopModel) -> None:
     w = {name.replace("blocks.0.", ""): np.array(values) for name, values in facts.weights.items()}
     numbers = [facts.items.index(item) + 1 for item in HISTORY]
     x = 2 * w["items.into"][numbers] + w["positions.table"][[4, 3, 2, 1, 0]]
-    asked = normal(x[-1], w["norm_query.weight"], w["norm_query.bias"])
-    q = w["attention.query.weight"] @ asked + w["attention.query.bias"]
+    newest = normal(x[-1], w["norm_query.weight"], w["norm_query.bias"])
+    q = w["attention.query.weight"] @ newest + w["attention.query.bias"]
     k, v = np.split(x @ w["attention.key_value.weight"].T + w["attention.key_value.bias"], 2, axis=1)
     powers = np.exp(k @ q / 2)
     weights = powers / powers.sum()
-    middle = normal(asked + weights @ v, w["norm_forward.weight"], w["norm_forward.bias"])
+    middle = normal(newest + weights @ v, w["norm_forward.weight"], w["norm_forward.bias"])
     hidden = np.maximum(w["feed_forward.inner.weight"] @ middle + w["feed_forward.inner.bias"], 0)
-    fed = middle + w["feed_forward.outer.weight"] @ hidden + w["feed_forward.outer.bias"]
-    state = normal(fed, w["norm.weight"], w["norm.bias"])
+    output = middle + w["feed_forward.outer.weight"] @ hidden + w["feed_forward.outer.bias"]
+    state = normal(output, w["norm.weight"], w["norm.bias"])
     scores = w["items.into"] @ state
 
-    def close(found: object, expected: np.ndarray, decimals: int = 3) -> None:
-        assert np.abs(np.array(found, dtype=float) - expected).max() < 0.6 * 10**-decimals
+    def close(computed: object, expected: np.ndarray, decimals: int = 3) -> None:
+        assert np.abs(np.array(computed, dtype=float) - expected).max() < 0.6 * 10**-decimals
 
     tokens = below(text, "**Tokens.**")
     for column, expected in ((1, x), (2, k), (3, v)):
@@ -150,14 +150,14 @@ def test_the_walk_is_plain_arithmetic(text: str, facts: Kept) -> None:
     assert facts.items[order[0] - 1] == BOUGHT_NEXT and f"Bought next: **{answers[0][1]}**" in text
 
 
-def test_what_each_event_did_is_the_score_with_and_without_it(text: str, facts: Kept) -> None:
+def test_each_contribution_is_the_score_difference_without_the_event(text: str, facts: ShopModel) -> None:
     model = recommender(facts)
 
     def score(history: tuple[str, ...]) -> float:
         return model.recommend(history, only=[BOUGHT_NEXT]).items[0].score
 
-    for place, cells in enumerate(below(text, "**How far to trust a map.**")):
-        without = HISTORY[:place] + HISTORY[place + 1 :]
+    for position, cells in enumerate(below(text, "**How far to trust a map.**")):
+        without = HISTORY[:position] + HISTORY[position + 1 :]
         assert value(cells[3].replace("+", "")) == pytest.approx(score(without) - score(HISTORY), abs=6e-4)
     assert (facts.cases, len(facts.items), len(set(HISTORY))) == (1260, 15, 5)
 
@@ -167,19 +167,19 @@ def test_what_each_event_did_is_the_score_with_and_without_it(text: str, facts: 
 
 def test_the_variants(text: str) -> None:
     """By hand: q = (1, 2), k = (0.5, −1); U k = (−1, 1); silu(−1) = −1 / (1 + e)."""
-    here = {
+    scores = {
         cells[0]: value(cells[2]) for cells in below(text, "**Scores**, for the query (1, 2) and the key (0.5, −1)")
     }
-    assert here == {"dot": -1.5, "scaled dot": -1.0607, "bilinear": 1.0, "additive": 1.6667}
-    assert round(np.tanh(1.5) + np.tanh(1.0), 4) == here["additive"]
+    assert scores == {"dot": -1.5, "scaled dot": -1.0607, "bilinear": 1.0, "additive": 1.6667}
+    assert round(np.tanh(1.5) + np.tanh(1.0), 4) == scores["additive"]
     assert "gets 0.3321 of the weight instead of 1." in text
     assert "place 1 of width 4 is (0.84147, 0.54030, 0.01000, 0.99995)" in text
     assert f"is a weight of −{1 / (1 + np.e) / 4:.4f}:" in text
     soft = np.exp([0.5, 1.5, 1.0]) / np.exp([0.5, 1.5, 1.0]).sum()
     assert vectors(text[text.index("**Hard attention**") :])[:3] == [[0.5, 1.5, 1], [*soft.round(4)], [0, 1, 0]]
     near, far, other = re.findall(r"2 and 5 it is ([\d.]+), at 12 and 15 again ([\d.]+), at 2 and 6 ([\d.]+)", text)[0]
-    turns = np.exp(1j * 3 * np.array([1.0, 0.01]))  # three places on, by pairs: features 1 and 3, and 2 and 4
-    pairs = np.array([1 - 1j, 0.5 + 0.25j]).conj() * np.array([0.5 + 0.75j, 1 - 0.5j]) * turns
+    rotations = np.exp(1j * 3 * np.array([1.0, 0.01]))  # by three positions; pairs are features 1 and 3, and 2 and 4
+    pairs = np.array([1 - 1j, 0.5 + 0.25j]).conj() * np.array([0.5 + 0.75j, 1 - 0.5j]) * rotations
     assert float(near) == float(far) == pytest.approx(pairs.real.sum(), abs=6e-5) and near != other
-    shared = [16 + int(np.log(back / 16) / np.log(128 / 16) * 16) for back in (20, 100)]
-    assert f"buckets 1, 5, {shared[0]} and {shared[1]} of 32" in text
+    buckets = [16 + int(np.log(back / 16) / np.log(128 / 16) * 16) for back in (20, 100)]
+    assert f"buckets 1, 5, {buckets[0]} and {buckets[1]} of 32" in text

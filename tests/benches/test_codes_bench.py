@@ -1,4 +1,4 @@
-"""The bench's assignments of codes: by numpy's own decomposition, in even bins, of nothing but the training part."""
+"""The bench's code assignments: numpy's decomposition, even bins, and the training part alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def codes_of(log: Sequences, method: Method, *, values: int = 8, seed: int = 1) 
 
 
 @pytest.mark.parametrize("events", [1, 50, 10**6], ids=["a user at a time", "some", "all"])
-def test_items_stand_in_the_order_of_numpys_own_decomposition(events: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_items_are_ordered_by_numpys_decomposition(events: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(occurrences, "EVENTS", events)
     log = random_log()
     had = np.zeros((90, N_ITEMS + 1))
@@ -43,14 +43,14 @@ def test_items_stand_in_the_order_of_numpys_own_decomposition(events: int, monke
     expected = np.stack([even_bins(direction, 8) for direction in directions.T], 1)
     negated = np.stack([even_bins(-direction, 8) for direction in directions.T], 1)
     codes = codes_of(log, "svd")[trained].astype(int)
-    for part in range(4):  # a direction may point either way, and what is nearly equal may be changed by the noise
-        apart = [np.abs(codes[:, part] - way[:, part]) for way in (expected, negated)]
-        least = min(apart, key=lambda differences: int(differences.sum()))
+    for part in range(4):  # a singular vector has either sign, and the noise may swap nearly equal items
+        errors = [np.abs(codes[:, part] - codes_expected[:, part]) for codes_expected in (expected, negated)]
+        least = min(errors, key=lambda differences: int(differences.sum()))
         assert least.max() <= 1 and (least > 0).mean() < 0.15
 
 
 @given(st.integers(1, 700), st.integers(2, 256), st.integers(0, 2**32))
-def test_bins_have_as_many_items_each_up_to_one(n: int, values: int, seed: int) -> None:
+def test_bin_sizes_differ_by_at_most_one(n: int, values: int, seed: int) -> None:
     feature = np.random.default_rng(seed).normal(size=n)
     bins = even_bins(feature, values)
     sizes = np.bincount(bins, minlength=values)
@@ -59,8 +59,8 @@ def test_bins_have_as_many_items_each_up_to_one(n: int, values: int, seed: int) 
 
 
 @every_method
-def test_what_is_held_out_changes_no_code(method: Method) -> None:
-    """Whatever the last two items of a user are, in any order among the users."""
+def test_held_out_events_change_no_code(method: Method) -> None:
+    """The last two items of each user are shuffled among the users."""
     log, rng = random_log(), np.random.default_rng(5)
     other = log.items.copy()
     for back in (1, 2):
@@ -72,27 +72,27 @@ def test_what_is_held_out_changes_no_code(method: Method) -> None:
 
 
 @every_method
-def test_only_trained_items_take_values(method: Method) -> None:
+def test_only_trained_items_get_codes(method: Method) -> None:
     log = log_of([[1, 2, 3, 4, 39, 40], [4, 3, 2, 1, 39, 40]])
     codes = codes_of(log, method, values=4)
     assert all(sorted(codes[1:5, part].tolist()) == [0, 1, 2, 3] for part in range(4))
     assert not codes[5:].any()
 
 
-def test_the_same_seed_gives_the_same_codes_and_another_others() -> None:
+def test_codes_depend_on_the_seed() -> None:
     log = random_log()
     for method in METHODS:
         assert np.array_equal(codes_of(log, method), codes_of(log, method))
     assert not np.array_equal(codes_of(log, "random"), codes_of(log, "random", seed=2))
 
 
-def test_singular_vectors_know_users_and_not_what_is_close_together() -> None:
+def test_singular_vectors_use_users_and_not_nearness_in_time() -> None:
     near, far = common_codes(codes_of(log_of_kinds(), "svd", values=6))
     assert abs(near - far) < 0.15
 
 
 @every_method
-def test_one_event_is_enough_and_none_gives_no_codes(method: Method) -> None:
+def test_one_event_is_enough_for_codes(method: Method) -> None:
     log = log_of([[7, 8, 9], [1, 2]])
     assert (codes_of(log, method)[7] < 8).all()
     none = code_assignment.codes(log, log.offsets[:-1], N_ITEMS, parts=4, values=8, seed=1, method=method)
@@ -100,7 +100,7 @@ def test_one_event_is_enough_and_none_gives_no_codes(method: Method) -> None:
 
 
 @every_method
-def test_trainings_take_the_codes_of_the_bench_within_the_block(method: Method, tmp_path: Path) -> None:
+def test_trainings_within_the_block_use_the_codes_of_the_bench(method: Method, tmp_path: Path) -> None:
     log = random_log()
 
     def trained_with() -> np.ndarray:

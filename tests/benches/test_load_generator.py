@@ -24,7 +24,7 @@ ANSWERS = {
 
 
 class KnownServer:
-    """An HTTP server that answers as its paths say."""
+    """An HTTP server whose answers depend on the path."""
 
     def __init__(self) -> None:
         self.seen: Counter[str] = Counter()
@@ -40,7 +40,7 @@ class KnownServer:
             while await self._answer(reader, writer):
                 pass
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the generator has gone
+            pass  # the generator closed the connection
         finally:
             writer.close()
 
@@ -52,7 +52,7 @@ class KnownServer:
         if "Content-Length: " in head:
             self.bodies.append(await reader.readexactly(int(head.split("Content-Length: ")[1].split("\r\n")[0])))
         if path == "/stall" and self.seen[path] == 100:
-            time.sleep(STALL)  # nobody is answered meanwhile
+            time.sleep(STALL)  # blocks every answer
         if path == "/slow":
             self._at_once += 1
             self.most_at_once = max(self.most_at_once, self._at_once)
@@ -75,7 +75,7 @@ class KnownServer:
 
 @contextmanager
 def listening() -> Iterator[tuple[KnownServer, int]]:
-    """A server of one's own in a thread, and its port."""
+    """A server in its own thread, and its port."""
     known = KnownServer()
     ports: list[int] = []
     ready = threading.Event()
@@ -105,8 +105,8 @@ def listening() -> Iterator[tuple[KnownServer, int]]:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A job from both sides."""
+class Measurement:
+    """A job's result and its server."""
 
     result: Result
     server: KnownServer
@@ -138,35 +138,35 @@ def never(port: int) -> Job:
 
 
 @pytest.fixture(scope="module")
-def runs() -> Iterator[dict[str, Seen]]:
-    """Every job, all at once: each has a generator and a server of its own."""
+def runs() -> Iterator[dict[str, Measurement]]:
+    """All jobs, concurrently: each has its own generator and server."""
     with ExitStack() as stack:
         jobs = {}
         for make in (stall, mixed, closed, never):
             server, port = stack.enter_context(listening())
             jobs[make.__name__] = start(make(port)), server
-        yield {name: Seen(finish(child), server) for name, (child, server) in jobs.items()}
+        yield {name: Measurement(finish(child), server) for name, (child, server) in jobs.items()}
 
 
-def test_a_stall_is_felt_by_every_request_planned_during_it(runs: dict[str, Seen]) -> None:
+def test_a_stall_counts_for_every_request_planned_during_it(runs: dict[str, Measurement]) -> None:
     (get,) = runs["stall"].result.kinds
     assert get.requests == 300 and get.statuses == {"200": 300} and get.failed == 0
     assert get.p99 is not None and get.p90 is not None and get.max is not None
-    # 100 requests were planned while nobody was answered and waited for its end, 500 ms the first and 5 ms the last;
-    # measured from the moment of sending it would be the four that were under way
+    # 100 requests were planned during the stall and waited for its end, 500 ms the first and 5 ms the last;
+    # measured from the time of sending, it would be only the four in flight
     assert get.max >= 1000 * STALL * 0.98
     assert get.p99 >= 450
     assert get.p90 >= 330
 
 
-def test_seconds_are_told_apart(runs: dict[str, Seen]) -> None:
+def test_each_second_is_reported(runs: dict[str, Measurement]) -> None:
     first, second = runs["stall"].result.kinds[0].per_second
     assert (first.ok, second.ok) == (200, 100) and first.failed == second.failed == 0
     assert first.p90 is not None and second.p90 is not None
     assert first.p90 > 200 and first.p90 > second.p90
 
 
-def test_each_kind_keeps_its_rate_and_the_warm_up_is_left_out(runs: dict[str, Seen]) -> None:
+def test_each_kind_keeps_its_rate_and_the_warm_up_is_left_out(runs: dict[str, Measurement]) -> None:
     result, server = runs["mixed"].result, runs["mixed"].server
     assert {kind.name: kind.requests for kind in result.kinds} == {
         "get": 120,
@@ -180,7 +180,7 @@ def test_each_kind_keeps_its_rate_and_the_warm_up_is_left_out(runs: dict[str, Se
     assert Counter(server.bodies) == {b'{"a": 1}': 30, '{"b": "é"}'.encode(): 30}
 
 
-def test_answers_are_counted_by_status_and_failures_by_reason(runs: dict[str, Seen]) -> None:
+def test_answers_are_counted_by_status_and_failures_by_reason(runs: dict[str, Measurement]) -> None:
     result, server = runs["mixed"].result, runs["mixed"].server
     get = result.kind("get")
     assert get.statuses == {"200": 80, "503": 40} and get.errors == {} and get.failed == 40
@@ -192,14 +192,14 @@ def test_answers_are_counted_by_status_and_failures_by_reason(runs: dict[str, Se
     assert server.connections == pytest.approx(16 + 30 + 30 + 15, abs=16)  # those closed are replaced
 
 
-def test_the_generator_says_what_it_took_itself(runs: dict[str, Seen]) -> None:
+def test_the_generator_reports_its_own_cost(runs: dict[str, Measurement]) -> None:
     result = runs["mixed"].result
     assert 0 < result.cpu_seconds < 1.5
     assert 0 < result.cpu_share <= result.cpu_seconds / 1.4
     assert result.late_p99 is not None and result.late_p99 >= 0
 
 
-def test_a_closed_loop_asks_again_when_it_is_answered(runs: dict[str, Seen]) -> None:
+def test_a_closed_loop_sends_a_request_after_each_answer(runs: dict[str, Measurement]) -> None:
     (get,), server = runs["closed"].result.kinds, runs["closed"].server
     assert server.most_at_once == 8
     assert get.p50 is not None and get.p50 >= 50
@@ -209,15 +209,15 @@ def test_a_closed_loop_asks_again_when_it_is_answered(runs: dict[str, Seen]) -> 
     assert runs["closed"].result.late_p99 is None
 
 
-def test_what_is_never_answered_is_a_failure(runs: dict[str, Seen]) -> None:
+def test_a_request_without_an_answer_is_a_failure(runs: dict[str, Measurement]) -> None:
     (get,), server = runs["never"].result.kinds, runs["never"].server
     assert get.requests == 10 and get.errors == {"unanswered": 10} and get.statuses == {}
-    assert server.seen["/never"] == 2  # the other eight never had a connection
+    assert server.seen["/never"] == 2  # the other eight got no connection
 
 
-def test_nobody_there_is_a_sentence(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_server_is_a_sentence(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with listening() as (_, port):
-        pass  # and gone again
+        pass  # closed again
     job = Job(port=port, kinds=[Kind(name="get", paths=["/"], rate=1)], seconds=1)
     monkeypatch.setattr("bench.serving.load.CONNECT_SECONDS", 0.05)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(msgspec.json.encode(job))))
@@ -226,7 +226,7 @@ def test_nobody_there_is_a_sentence(capfd: pytest.CaptureFixture[str], monkeypat
     assert capfd.readouterr().out == ""
 
 
-def test_the_plan_is_constant_and_kinds_do_not_meet() -> None:
+def test_the_plan_has_a_constant_rate_and_kinds_alternate() -> None:
     job = Job(port=1, seconds=1, kinds=[Kind(name="a", paths=["/"], rate=4), Kind(name="b", paths=["/"], rate=2)])
     assert planned(job) == [(0.0, 0, 0), (0.25, 0, 1), (0.25, 1, 0), (0.5, 0, 2), (0.75, 0, 3), (0.75, 1, 1)]
 

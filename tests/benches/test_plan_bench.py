@@ -1,4 +1,4 @@
-"""What the bench of plans says of its table."""
+"""The conclusion that the bench of plans writes under its table."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from bench.quality.plan import write_document
 
 
 @pytest.mark.parametrize(
-    ("interval", "said"),
+    ("interval", "words"),
     [("0.010 – 0.300", "more"), ("-0.069 – -0.008", "less"), ("-0.020 – 0.030", "cannot be told apart")],
 )
-def test_the_document_says_what_the_paired_interval_does(interval: str, said: str, tmp_path: Path) -> None:
+def test_the_conclusion_follows_the_paired_interval(interval: str, words: str, tmp_path: Path) -> None:
     document = tmp_path / "results.md"
     document.write_text("Before.\n<!-- plan: made by `make bench`. -->\nearlier\n<!-- plan ends. -->\nAfter.\n")
     row = {"way": "default, best answers", "overlap": 0.5838, "interval": "0.549 – 0.620", "different items": 1885}
@@ -23,4 +23,4 @@ def test_the_document_says_what_the_paired_interval_does(interval: str, said: st
     assert text.startswith("Before.\n") and text.endswith("After.\n") and "earlier" not in text
     assert "| default, best answers | 0.5838 | 0.549 – 0.620 | 1,885 |" in text
     verdict = text.partition("So the plan ")[2]
-    assert said in verdict and not any(other in verdict for other in {"more", "less", "apart"} - {said.split()[-1]})
+    assert words in verdict and not any(other in verdict for other in {"more", "less", "apart"} - {words.split()[-1]})

@@ -42,13 +42,13 @@ OURS = Paths(
 # --- the rows and the table as they are committed -------------------------------------------------------------------
 
 
-def test_the_document_says_what_was_measured() -> None:
+def test_the_document_has_the_measured_tables() -> None:
     rows, results = read_rows(OURS.rows), read_results(OURS.measured)
-    made = document_parts(OURS.document).made
-    assert made == tables(rows, results), "run `make results ROW=table`"
+    tables_in_document = document_parts(OURS.document).tables
+    assert tables_in_document == tables(rows, results), "run `make results ROW=table`"
     names = {one.name for one in rows.trainings}
     assert set(results.rows) <= names and set(results.differences) <= names
-    assert all(f"| `{name}` |" in made for name in names)
+    assert all(f"| `{name}` |" in tables_in_document for name in names)
 
 
 def test_every_row_can_be_trained() -> None:
@@ -61,8 +61,8 @@ def test_every_row_can_be_trained() -> None:
 def test_every_recipe_has_a_row_and_the_default_three_seeds() -> None:
     rows = read_rows(OURS.rows)
     movielens = {row.recipe for row in rows.rows if row.name.startswith("ml-1m/")}
-    elsewhere = {"pinnerformer", "pinnerformer-paper", "sasrec-content"}  # measured by days and by content
-    assert movielens == set(recipe_names()) - elsewhere - {"esasrec"}, "which `default` is, as it is"
+    elsewhere = {"pinnerformer", "pinnerformer-paper", "sasrec-content"}  # measured by other benches
+    assert movielens == set(recipe_names()) - elsewhere - {"esasrec"}, "`default` is the same recipe"
     assert {**read_recipe("default"), "about": None} == {**read_recipe("esasrec"), "about": None}
     assert [one.name for one in rows.named("ml-1m/default")] == [f"ml-1m/default-{seed}" for seed in (1, 2, 3)]
     assert [one.seed for one in rows.named("ml-1m/default-2")] == [2]
@@ -98,7 +98,7 @@ events = 840
 title = "Nobody, Nowhere"
 url = "https://example.org/paper"
 """
-# Seen items are all items of a cycle: they must stay answers.
+# Every item of a cycle is a seen item, so seen items must stay answers.
 ROW = """
 [[rows]]
 name = "cycle/{name}"
@@ -110,7 +110,7 @@ set = ["evaluate.seen=keep", "model.width={width}"]
 
 
 @pytest.fixture
-def places(tmp_path: Path, quick_recipe: Path) -> Paths:
+def files(tmp_path: Path, quick_recipe: Path) -> Paths:
     (tmp_path / "log").mkdir()
     (tmp_path / "log" / "events.tsv.gz").write_bytes(gzip.compress(cycle_log().replace(",", "\t").encode(), mtime=0))
     published = 'published = [{ model = "Theirs", ndcg = ".5", source = "Nobody" }]\nat_least = 0.25'
@@ -130,165 +130,165 @@ def places(tmp_path: Path, quick_recipe: Path) -> Paths:
     )
 
 
-def made(name: str, places: Paths) -> tuple[Rows, Training]:
-    rows = read_rows(places.rows)
+def read_row(name: str, files: Paths) -> tuple[Rows, Training]:
+    rows = read_rows(files.rows)
     (one,) = rows.named(name)
     return rows, one
 
 
-def make(name: str, places: Paths) -> None:
-    rows, one = made(name, places)
-    make_row(one, rows, places.rows.parent / "log", places)
+def make(name: str, files: Paths) -> None:
+    rows, one = read_row(name, files)
+    make_row(one, rows, files.rows.parent / "log", files)
 
 
-def line_of(name: str, places: Paths) -> list[str]:
-    (line,) = (line for line in places.document.read_text().splitlines() if line.startswith(f"| `{name}` |"))
+def line_of(name: str, files: Paths) -> list[str]:
+    (line,) = (line for line in files.document.read_text().splitlines() if line.startswith(f"| `{name}` |"))
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_a_row_from_the_log_to_the_table(places: Paths) -> None:
-    make("cycle/narrow", places)
-    (run,) = (path for path in (places.cache / "runs" / "cycle").iterdir() if path.is_dir())
+def test_a_row_from_the_log_to_the_table(files: Paths) -> None:
+    make("cycle/narrow", files)
+    (run,) = (path for path in (files.cache / "runs" / "cycle").iterdir() if path.is_dir())
     ranks = np.load(run / "ranks.npy")
-    entered = read_results(places.measured).rows["cycle/narrow"]
-    assert entered.ndcg == pytest.approx(ndcg(ranks, 10).mean()) and entered.hit == pytest.approx((ranks <= 10).mean())
+    row = read_results(files.measured).rows["cycle/narrow"]
+    assert row.ndcg == pytest.approx(ndcg(ranks, 10).mean()) and row.hit == pytest.approx((ranks <= 10).mean())
     report = msgspec.json.decode((run / "metrics.json").read_bytes(), type=Report)
-    assert entered.ndcg_interval == report.intervals["ndcg@10"] and report.seen == "kept"
+    assert row.ndcg_interval == report.intervals["ndcg@10"] and report.seen == "kept"
     seconds = msgspec.json.decode((run / "manifest.json").read_bytes())["training"]["seconds"]
-    assert entered.epochs == len(seconds) == 3
-    assert entered.minutes == pytest.approx(sum(seconds) / 60, abs=0.006)
-    cells = line_of("cycle/narrow", places)
+    assert row.epochs == len(seconds) == 3
+    assert row.minutes == pytest.approx(sum(seconds) / 60, abs=0.006)
+    cells = line_of("cycle/narrow", files)
     assert cells[1].endswith("--set evaluate.seen=keep --set model.width=8 --set train.seed=1`")
-    assert cells[6] == f"{entered.ndcg:.4f}".lstrip("0")
+    assert cells[6] == f"{row.ndcg:.4f}".lstrip("0")
     assert cells[8:] == ["at least .2500", "– / .5 Theirs ([Nobody](https://example.org/paper))"]
-    assert "not measured yet" in line_of("cycle/wide", places)
-    text = places.document.read_text()
+    assert "not measured yet" in line_of("cycle/wide", files)
+    text = files.document.read_text()
     assert text.startswith("Before.\n") and text.endswith("\n\nAfter.\n") and "old" not in text
 
 
-def test_what_needs_no_training_stands_under_the_rows_of_its_log(places: Paths) -> None:
-    """It is what a trained run's report has beside the model, and stays when a row is measured after it."""
-    rows, one = made("cycle/narrow", places)
-    make_baselines(one, rows, places.rows.parent / "log", places)
-    make("cycle/narrow", places)
-    (run,) = (path for path in (places.cache / "runs" / "cycle").iterdir() if path.is_dir())
+def test_baselines_follow_the_rows_of_their_log(files: Paths) -> None:
+    """They equal the baselines in a run's report, and stay when a row is measured later."""
+    rows, one = read_row("cycle/narrow", files)
+    make_baselines(one, rows, files.rows.parent / "log", files)
+    make("cycle/narrow", files)
+    (run,) = (path for path in (files.cache / "runs" / "cycle").iterdir() if path.is_dir())
     report = msgspec.json.decode((run / "metrics.json").read_bytes(), type=Report)
-    found = read_results(places.measured).baselines["cycle"]
-    assert {name: (each.hit, each.ndcg) for name, each in found.items()} == {
+    baselines = read_results(files.measured).baselines["cycle"]
+    assert {name: (baseline.hit, baseline.ndcg) for name, baseline in baselines.items()} == {
         name: (metrics["hit@10"], metrics["ndcg@10"]) for name, metrics in report.baselines.items()
     }
-    scores = [each.ndcg for each in found.values()]
+    scores = [baseline.ndcg for baseline in baselines.values()]
     assert scores == sorted(scores) and scores[0] < scores[-1]
-    shown = [line.split(" | ") for line in places.document.read_text().splitlines() if ", not trained" in line]
-    assert [cells[0].strip("| ").split(",")[0] for cells in shown] == list(found)
-    assert [cells[6] for cells in shown] == [f"{score:.4f}".removeprefix("0") for score in scores]
+    lines = [line.split(" | ") for line in files.document.read_text().splitlines() if ", not trained" in line]
+    assert [cells[0].strip("| ").split(",")[0] for cells in lines] == list(baselines)
+    assert [cells[6] for cells in lines] == [f"{score:.4f}".removeprefix("0") for score in scores]
 
 
-def test_a_run_that_is_there_is_not_trained_again(places: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
-    make("cycle/narrow", places)
-    before = places.measured.read_bytes()
+def test_an_existing_run_is_not_trained_again(files: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    make("cycle/narrow", files)
+    before = files.measured.read_bytes()
     monkeypatch.setattr(api, "train", None)
     monkeypatch.setattr(api, "prepare", None)
     monkeypatch.setattr(quality, "_commit", lambda: "another commit")
-    make("cycle/narrow", places)
-    assert places.measured.read_bytes() == before
+    make("cycle/narrow", files)
+    assert files.measured.read_bytes() == before
 
 
-def test_a_row_has_the_commit_that_its_training_began_with(places: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_has_the_commit_at_the_start_of_its_training(files: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quality, "_commit", lambda: "first")
-    make("cycle/narrow", places)
-    places.measured.write_text('{"rows": {}, "differences": {}}')
+    make("cycle/narrow", files)
+    files.measured.write_text('{"rows": {}, "differences": {}}')
     monkeypatch.setattr(quality, "_commit", lambda: "second")
-    make("cycle/narrow", places)
-    assert read_results(places.measured).rows["cycle/narrow"].commit == "first"
+    make("cycle/narrow", files)
+    assert read_results(files.measured).rows["cycle/narrow"].commit == "first"
 
 
-def test_an_interrupted_row_goes_on(places: Paths) -> None:
-    rows, one = made("cycle/narrow", places)
-    seen: list[int] = []
+def test_an_interrupted_row_is_resumed(files: Paths) -> None:
+    rows, one = read_row("cycle/narrow", files)
+    epochs: list[int] = []
 
     def interrupt(step: TrainingProgress) -> None:
-        seen.append(step.epoch)
+        epochs.append(step.epoch)
         if step.epoch == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make_row(one, rows, places.rows.parent / "log", places, progress=interrupt)
-    assert not read_results(places.measured).rows
-    seen.clear()
-    went_on = make_row(one, rows, places.rows.parent / "log", places, progress=lambda step: seen.append(step.epoch))
-    assert set(seen) == {2, 3}, "the first epoch was there already"
-    assert went_on.epochs == 3
+        make_row(one, rows, files.rows.parent / "log", files, progress=interrupt)
+    assert not read_results(files.measured).rows
+    epochs.clear()
+    measurement = make_row(one, rows, files.rows.parent / "log", files, progress=lambda step: epochs.append(step.epoch))
+    assert set(epochs) == {2, 3}, "the first epoch is not repeated"
+    assert measurement.epochs == 3
 
 
-def test_the_paired_difference_waits_for_both_and_is_forgotten_with_one(places: Paths) -> None:
-    make("cycle/wide", places)
-    assert read_results(places.measured).differences == {}
-    make("cycle/narrow", places)
-    results = read_results(places.measured)
+def test_a_paired_difference_exists_only_while_both_rows_do(files: Paths) -> None:
+    make("cycle/wide", files)
+    assert read_results(files.measured).differences == {}
+    make("cycle/narrow", files)
+    results = read_results(files.measured)
     change = results.differences["cycle/wide"]
     assert change.value == pytest.approx(results.rows["cycle/wide"].ndcg - results.rows["cycle/narrow"].ndcg)
     assert change.low <= change.value <= change.high
     assert f"`cycle/wide` minus `cycle/narrow`, over the same cases: ndcg@10 {change.value:+.4f}" in (
-        places.document.read_text()
+        files.document.read_text()
     )
-    places.rows.write_text(places.rows.read_text().replace("model.width=16", "model.width=4"))
-    make("cycle/narrow", places)
-    assert read_results(places.measured).differences == {}
-    assert "(the recipe has changed since)" in line_of("cycle/wide", places)[6]
+    files.rows.write_text(files.rows.read_text().replace("model.width=16", "model.width=4"))
+    make("cycle/narrow", files)
+    assert read_results(files.measured).differences == {}
+    assert "(the recipe has changed since)" in line_of("cycle/wide", files)[6]
 
 
-def test_seeds_have_a_row_each_and_their_mean(places: Paths) -> None:
+def test_seeds_have_a_row_each_and_their_mean(files: Paths) -> None:
     for seed in (1, 2):
-        assert "mean" not in places.document.read_text()
-        make(f"cycle/seeds-{seed}", places)
-    scores = [read_results(places.measured).rows[f"cycle/seeds-{seed}"].ndcg for seed in (1, 2)]
+        assert "mean" not in files.document.read_text()
+        make(f"cycle/seeds-{seed}", files)
+    scores = [read_results(files.measured).rows[f"cycle/seeds-{seed}"].ndcg for seed in (1, 2)]
     assert scores[0] != scores[1]
-    (mean,) = (line for line in places.document.read_text().splitlines() if "`cycle/seeds`, mean" in line)
+    (mean,) = (line for line in files.document.read_text().splitlines() if "`cycle/seeds`, mean" in line)
     assert f"| {sum(scores) / 2:.4f} |".replace("0.", ".") in mean
 
 
-def test_another_log_is_refused(places: Paths) -> None:
-    places.rows.write_text(places.rows.read_text().replace("events = 840", "events = 999611"))
+def test_another_log_is_refused(files: Paths) -> None:
+    files.rows.write_text(files.rows.read_text().replace("events = 840", "events = 999611"))
     with pytest.raises(InputError, match="is not the log of cycle/narrow"):
-        make("cycle/narrow", places)
+        make("cycle/narrow", files)
 
 
-def test_shuffled_ties_move_nothing_else(places: Paths) -> None:
+def test_shuffling_reorders_only_ties(files: Paths) -> None:
     """Times are cut to two hours, so that an event is tied with the one before or after it."""
     header, *events = cycle_log().splitlines()
-    cut = [f"{user}\t{item}\t{int(time) // 7200}" for user, item, time in (event.split(",") for event in events)]
-    text = "\n".join([header.replace(",", "\t"), *cut, ""])
-    folder = places.rows.parent / "log"
+    lines = [f"{user}\t{item}\t{int(time) // 7200}" for user, item, time in (event.split(",") for event in events)]
+    text = "\n".join([header.replace(",", "\t"), *lines, ""])
+    folder = files.rows.parent / "log"
     (folder / "events.tsv.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
     orders = []
     for shuffle in (None, 1, 2):
-        more = "" if shuffle is None else f"shuffle_ties = {shuffle}"
-        places.rows.write_text(LOG + ROW.format(name="narrow", recipe="sasrec", width=8, more=more))
-        rows, one = made("cycle/narrow", places)
-        orders.append(prepared(one, rows.logs["cycle"], folder, places.cache).sequences)
+        option = "" if shuffle is None else f"shuffle_ties = {shuffle}"
+        files.rows.write_text(LOG + ROW.format(name="narrow", recipe="sasrec", width=8, more=option))
+        rows, one = read_row("cycle/narrow", files)
+        orders.append(prepared(one, rows.logs["cycle"], folder, files.cache).sequences)
     plain, first, second = orders
     assert not np.array_equal(plain.items, first.items) and not np.array_equal(first.items, second.items)
     assert np.array_equal(plain.times, first.times) and np.array_equal(plain.offsets, first.offsets)
-    assert _by_moment(plain) == _by_moment(first) == _by_moment(second)
+    assert _by_time(plain) == _by_time(first) == _by_time(second)
 
 
-def _by_moment(log: Sequences) -> dict[tuple[int, int], list[int]]:
-    """The items of each user at each time, in no order."""
-    found: dict[tuple[int, int], list[int]] = defaultdict(list)
+def _by_time(log: Sequences) -> dict[tuple[int, int], list[int]]:
+    """The items of each user at each time, sorted."""
+    items: dict[tuple[int, int], list[int]] = defaultdict(list)
     users = np.repeat(np.arange(60), np.diff(log.offsets))
-    for user, time, item in zip(users, log.times, log.items, strict=True):
-        found[int(user), int(time)].append(int(item))
-    return {moment: sorted(each) for moment, each in found.items()}
+    for user, time_us, item in zip(users, log.times, log.items, strict=True):
+        items[int(user), int(time_us)].append(int(item))
+    return {key: sorted(values) for key, values in items.items()}
 
 
 def test_the_bytes_of_a_table_by_hand() -> None:
-    """3,416 items and padding: 96 numbers each; or 8 codes each, and 8 · 256 parts and padding's of 12 numbers."""
+    """3,416 items and padding: 96 numbers each; or 8 codes each, and 8 · 256 code vectors and one for padding of 12."""
     rows = read_rows(OURS.rows)
     plain, coded = (rows.named(name)[0] for name in (codes.PLAIN_ROW, codes.CODED_ROW))
-    found = [
+    sizes = [
         codes.table_bytes(make_settings(read_recipe(one.row.recipe), one.overrides).model, 3416)
         for one in (plain, coded)
     ]
-    assert found == [3417 * 96 * 4, 3417 * 8 + (8 * 256 + 1) * 12 * 4]
-    assert found[0] > 9 * found[1]
+    assert sizes == [3417 * 96 * 4, 3417 * 8 + (8 * 256 + 1) * 12 * 4]
+    assert sizes[0] > 9 * sizes[1]

@@ -1,4 +1,4 @@
-"""Small logs for the tests of `data`: rows → files, and a data folder → what it says, by ids."""
+"""Small logs for the tests of `data`: rows to files, and the contents of a data folder by ids."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def histories(data: Data) -> dict[str, list[str]]:
 
 
 def seconds(data: Data) -> list[int]:
-    """The times of all events in seconds, in the order of storage."""
+    """The times of all events in seconds, in storage order."""
     return [int(time) // 1_000_000 for time in data.sequences.times]
 
 

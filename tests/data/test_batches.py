@@ -24,7 +24,7 @@ from segue.data.split import split_last
 
 def sequences(lengths: list[int]) -> Sequences:
     """User u's events are items u * 1000 + 1, 2, …, a second apart, with kinds and values."""
-    items = [user * 1000 + place for user, length in enumerate(lengths) for place in range(1, length + 1)]
+    items = [user * 1000 + position for user, length in enumerate(lengths) for position in range(1, length + 1)]
     return Sequences(
         offsets=np.concatenate(([0], np.cumsum(lengths))).astype(np.int64),
         items=np.array(items, dtype=np.int32),
@@ -43,7 +43,7 @@ def test_ragged_rows() -> None:
     assert ragged_rows(np.array([5, 0, 9]), np.array([2, 0, 3])).tolist() == [5, 6, 9, 10, 11]
 
 
-def test_gathered_events_carry_everything() -> None:
+def test_gathered_events_have_every_field() -> None:
     batch = gather(sequences([3, 2]), np.array([1, 3]), np.array([3, 5]), query_times=np.array([7_999_999, 8_000_000]))
     assert batch.items.tolist() == [2, 3, 1001, 1002]
     assert batch.times.tolist() == [2, 3, 1001, 1002]  # whole seconds, rounded down
@@ -55,7 +55,7 @@ def test_gathered_events_carry_everything() -> None:
 
 @given(st.lists(st.integers(1, 30), max_size=40), st.integers(1, 60))
 @settings(deadline=None)
-def test_groups_keep_the_budget_and_miss_nobody(lengths: list[int], budget: int) -> None:
+def test_groups_stay_within_the_budget_and_cover_everyone(lengths: list[int], budget: int) -> None:
     groups = cut_by_budget(np.array(lengths, dtype=np.int64), budget)
     assert [index for group in groups for index in group] == list(range(len(lengths)))
     sums = [sum(lengths[index] for index in group) for group in groups]
@@ -66,16 +66,18 @@ def test_groups_keep_the_budget_and_miss_nobody(lengths: list[int], budget: int)
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=80), st.integers(12, 40), st.integers(0, 5))
 @settings(deadline=None)
-def test_an_epoch_visits_everybody_once_within_the_budget(lengths: list[int], tokens: int, seed: int) -> None:
+def test_an_epoch_covers_every_user_once_within_the_budget(lengths: list[int], tokens: int, seed: int) -> None:
     log = sequences(lengths)
     starts, ends = log.offsets[:-1], log.offsets[1:]
     batches = list(epoch_batches(log, starts, ends, tokens=tokens, rng=np.random.default_rng(seed)))
     assert all(batch.lengths.sum() == len(batch.items) <= tokens for batch in batches)
-    seen = sorted(user for batch in batches for user in users_of(batch))
-    assert seen == [[user * 1000 + place for place in range(1, length + 1)] for user, length in enumerate(lengths)]
+    histories = sorted(user for batch in batches for user in users_of(batch))
+    assert histories == [
+        [user * 1000 + position for position in range(1, length + 1)] for user, length in enumerate(lengths)
+    ]
 
 
-def test_an_epoch_is_the_seed_s_and_the_next_one_differs() -> None:
+def test_an_epoch_is_deterministic_by_seed_and_the_next_one_differs() -> None:
     log = sequences([3] * 200)
     starts, ends = log.offsets[:-1], log.offsets[1:]
 
@@ -97,15 +99,15 @@ def test_users_of_similar_length_share_a_batch() -> None:
     assert len(batches) > POOL_BATCHES
 
 
-def test_cases_come_with_whole_histories_and_the_time_asked() -> None:
+def test_cases_have_whole_histories_and_the_query_time() -> None:
     log = sequences([4, 2, 6, 3])
     cases = split_last(log).cases("test")
-    found = {}
-    for chosen, batch in case_batches(log, cases, tokens=8, most_rows=2):
-        assert len(chosen) <= 2 and batch.query_times is not None
-        for case, history, query_times in zip(chosen, users_of(batch), batch.query_times, strict=True):
-            found[int(cases.users[case])] = (history, int(query_times))
-    assert found == {
+    queries = {}
+    for indices, batch in case_batches(log, cases, tokens=8, most_rows=2):
+        assert len(indices) <= 2 and batch.query_times is not None
+        for case, history, query_times in zip(indices, users_of(batch), batch.query_times, strict=True):
+            queries[int(cases.users[case])] = (history, int(query_times))
+    assert queries == {
         0: ([1, 2, 3], 4),
         2: ([2001, 2002, 2003, 2004, 2005], 2006),
         3: ([3001, 3002], 3003),
@@ -123,8 +125,8 @@ def test_the_newest_events_are_kept() -> None:
     assert newest(batch, 4) is batch
 
 
-def test_a_window_moves_on_by_steps() -> None:
-    """Of eight events at most, by two: a ninth event puts the two oldest out, and makes room for a tenth."""
+def test_a_window_moves_by_steps() -> None:
+    """At most eight events, moved by two: a ninth event drops the two oldest, which leaves room for a tenth."""
     lengths = np.array([0, 1, 8, 9, 10, 11, 12, 13, 100])
     assert window_begins(lengths, 8, 2).tolist() == [0, 0, 0, 2, 2, 4, 4, 6, 92]
     assert window_begins(lengths, 8, 1).tolist() == [0, 0, 0, 1, 2, 3, 4, 5, 92]
@@ -135,23 +137,23 @@ def test_a_window_moves_on_by_steps() -> None:
 
 
 @given(st.integers(1, 40), st.data())
-def test_a_window_begins_where_the_events_before_it_would_have_it(length: int, data: st.DataObject) -> None:
+def test_a_window_begins_at_a_multiple_of_the_step(length: int, data: st.DataObject) -> None:
     step = data.draw(st.integers(1, length))
     lengths = np.arange(200)
     begins = window_begins(lengths, length, step)
     assert (begins % step == 0).all() and (np.diff(begins) >= 0).all()
-    kept = lengths - begins
-    assert kept.max() <= length
-    assert (kept[lengths > length] > length - step).all(), "no more is left out than a step"
+    sizes = lengths - begins
+    assert sizes.max() <= length
+    assert (sizes[lengths > length] > length - step).all(), "at most one step is dropped"
     assert not begins[lengths <= length].any()
 
 
 def test_some_users_of_a_batch() -> None:
     log = sequences([4, 1, 3])
     batch = gather(log, log.offsets[:-1], log.offsets[1:], query_times=np.array([7_000_000, 8_000_000, 9_000_000]))
-    taken = take(batch, np.array([2, 0]))
-    assert users_of(taken) == [[2001, 2002, 2003], [1, 2, 3, 4]]
-    assert taken.query_times is not None and taken.query_times.tolist() == [9, 7]
+    subset = take(batch, np.array([2, 0]))
+    assert users_of(subset) == [[2001, 2002, 2003], [1, 2, 3, 4]]
+    assert subset.query_times is not None and subset.query_times.tolist() == [9, 7]
     assert users_of(take(batch, np.array([2, 0]), 3, 2)) == [[2001, 2002, 2003], [3, 4]]
     assert take(batch, np.arange(3)) is batch
     assert (
@@ -162,17 +164,17 @@ def test_some_users_of_a_batch() -> None:
 
 
 def test_windows_of_g27() -> None:
-    """450 events, windows of 200 that start 100 apart: 250, 150, 50, and what is left from 0."""
+    """450 events, windows of 200 that start 100 apart: 250, 150, 50, and the rest from 0."""
     owner, starts = window_starts(np.array([450]), 200, 100)
     assert owner.tolist() == [0] * 4 and starts.tolist() == [0, 50, 150, 250]
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(1, 12), st.integers(1, 12))
-def test_windows_are_those_of_the_loop_that_defines_them(lengths: list[int], length: int, step: int) -> None:
+def test_windows_equal_a_plain_loop(lengths: list[int], length: int, step: int) -> None:
     owner, starts = window_starts(np.array(lengths), length, step)
     for user, events in enumerate(lengths):
         expected = [0] if events <= length else [0, *sorted(range(events - length, 0, -step))]
         assert starts[owner == user].tolist() == expected
         if step <= length:
-            seen = {place for start in expected for place in range(start, min(events, start + length))}
-            assert seen == set(range(events))
+            positions = {position for start in expected for position in range(start, min(events, start + length))}
+            assert positions == set(range(events))

@@ -17,7 +17,7 @@ def log(tmp_path: Path) -> Path:
     return write_csv(tmp_path / "log.csv", [("a", "x", 1), ("a", "007", 2), ("b", "x", 1), ("b", "z", 2)])
 
 
-def described(log: Path, catalogue: object) -> pl.DataFrame:
+def item_table(log: Path, catalogue: object) -> pl.DataFrame:
     return prepare(log, items=catalogue, min_user=1, min_item=1).vocabulary.table
 
 
@@ -37,7 +37,7 @@ def test_titles_and_every_further_column(tmp_path: Path, log: Path) -> None:
     assert summary_lines(data.manifest)[-1] == "catalogue  2 of 3 items described"
 
 
-def test_the_first_of_several_rows_counts(tmp_path: Path, log: Path) -> None:
+def test_the_first_row_of_an_id_wins(tmp_path: Path, log: Path) -> None:
     rows = [("x", "first"), ("x", "second"), ("z", "Z"), ("never", "1"), ("never", "2")]
     data = prepare(log, items=write_csv(tmp_path / "items.csv", rows, header=("id", "name")), min_user=1, min_item=1)
     assert data.vocabulary.table["title"].to_list() == [None, "first", "Z"]
@@ -45,11 +45,11 @@ def test_the_first_of_several_rows_counts(tmp_path: Path, log: Path) -> None:
     assert "1 rows with an id of an earlier row were left out" in summary_lines(data.manifest)[-1]
 
 
-def test_types_of_a_table_stay(log: Path) -> None:
+def test_a_table_keeps_its_column_types(log: Path) -> None:
     table = pl.DataFrame({"item": ["x", "z"], "price": [1.5, None], "tags": [["a", "b"], []], "count": [7, 8]})
-    found = described(log, table)
-    assert found.columns == ["id", "count", "price", "tags", "catalogue_count"]
-    assert found.filter(pl.col("id") == "x").row(0) == ("x", 2, 1.5, ["a", "b"], 7)
+    items = item_table(log, table)
+    assert items.columns == ["id", "count", "price", "tags", "catalogue_count"]
+    assert items.filter(pl.col("id") == "x").row(0) == ("x", 2, 1.5, ["a", "b"], 7)
 
 
 def test_json_keys_may_be_any_text_and_lists_of_numbers_are_vectors(tmp_path: Path, log: Path) -> None:
@@ -57,26 +57,26 @@ def test_json_keys_may_be_any_text_and_lists_of_numbers_are_vectors(tmp_path: Pa
         '{"item": "x", "shelf mark": "X", "row": 5, "shape": [1, 0.1], "tags": ["2019"], "list-price": 3}\n'
         '{"item": "z", "class": "tea", "shape": [2, -3e-2], "tags": ["2019", "2020"]}\n'
     )
-    found = described(log, tmp_path / "items.jsonl")
-    assert found.schema["shape"] == pl.Array(pl.Float32, 2)
-    assert found.drop("shape", "count").to_dicts() == [
+    items = item_table(log, tmp_path / "items.jsonl")
+    assert items.schema["shape"] == pl.Array(pl.Float32, 2)
+    assert items.drop("shape", "count").to_dicts() == [
         {"id": "007"} | dict.fromkeys(("shelf mark", "catalogue_row", "tags", "list-price", "class")),
         {"id": "x", "shelf mark": "X", "catalogue_row": "5", "tags": ["2019"], "list-price": "3", "class": None},
         {"id": "z", "tags": ["2019", "2020"], "class": "tea"}
         | dict.fromkeys(("shelf mark", "catalogue_row", "list-price")),
     ]
-    assert found["shape"].to_list()[1:] == [pytest.approx([1, 0.1]), pytest.approx([2, -0.03])]
+    assert items["shape"].to_list()[1:] == [pytest.approx([1, 0.1]), pytest.approx([2, -0.03])]
     (tmp_path / "items.jsonl").write_text('{"item": "x", "a \\"name\\"": 1}\n')
     with pytest.raises(InputError, match="a key holds a quotation mark"):
-        described(log, tmp_path / "items.jsonl")
+        item_table(log, tmp_path / "items.jsonl")
 
 
 def test_a_column_called_row_is_kept(tmp_path: Path, log: Path) -> None:
-    found = described(log, write_csv(tmp_path / "items.csv", [("x", "front")], header=("item", "row")))
-    assert found["catalogue_row"].to_list() == [None, "front", None]
+    items = item_table(log, write_csv(tmp_path / "items.csv", [("x", "front")], header=("item", "row")))
+    assert items["catalogue_row"].to_list() == [None, "front", None]
 
 
-def test_the_id_may_be_called_as_in_the_log(tmp_path: Path) -> None:
+def test_the_id_column_may_have_its_name_in_the_log(tmp_path: Path) -> None:
     log = write_csv(tmp_path / "log.csv", [("a", "x", 1), ("a", "y", 2)], header=("user", "thing", "time"))
     catalogue = write_csv(tmp_path / "items.csv", [("x", "X")], header=("thing", "description"))
     data = prepare(log, item="thing", items=catalogue, min_user=1, min_item=1)
@@ -85,25 +85,25 @@ def test_the_id_may_be_called_as_in_the_log(tmp_path: Path) -> None:
 
 def test_numbers_are_matched_by_their_digits(tmp_path: Path) -> None:
     log = write_csv(tmp_path / "log.csv", [("a", "12", 1), ("a", "7", 2)])
-    assert described(log, pl.DataFrame({"item": [7, 12], "title": ["seven", "twelve"]}))["title"].to_list() == [
+    assert item_table(log, pl.DataFrame({"item": [7, 12], "title": ["seven", "twelve"]}))["title"].to_list() == [
         *("twelve", "seven"),
     ]
 
 
 @pytest.mark.parametrize(
-    ("header", "row", "sentence"),
+    ("header", "row", "message"),
     [
         (("what", "title"), ("x", "X"), "no column looks like the item's id; name it `item`.*'what', 'title'"),
         (("sku", "asin"), ("x", "X"), "more than one column could be the item's id"),
         (("item", "title"), ("other", "X"), r"none of its ids is an item of the log \(such as '007'\)"),
     ],
 )
-def test_a_catalogue_that_does_not_fit(
-    tmp_path: Path, log: Path, header: tuple[str, ...], row: tuple[str, ...], sentence: str
+def test_a_catalogue_without_usable_ids_is_refused(
+    tmp_path: Path, log: Path, header: tuple[str, ...], row: tuple[str, ...], message: str
 ) -> None:
     catalogue = write_csv(tmp_path / "items.csv", [row], header=header)
-    with pytest.raises(InputError, match=sentence):
-        described(log, catalogue)
+    with pytest.raises(InputError, match=message):
+        item_table(log, catalogue)
 
 
 def test_broken_rows_of_a_catalogue_are_counted_and_many_are_refused(tmp_path: Path, log: Path) -> None:
@@ -113,4 +113,4 @@ def test_broken_rows_of_a_catalogue_are_counted_and_many_are_refused(tmp_path: P
     assert data.manifest["counts"]["catalogue"]["rejected"] == 1
     catalogue.write_text("item,title\n" + "x,X\n" * 5 + "z,Z,zz\n")
     with pytest.raises(InputError, match="1 of 6 rows cannot be read"):
-        described(log, catalogue)
+        item_table(log, catalogue)

@@ -9,10 +9,10 @@ from segue.data.settings import PrepareSettings
 from segue.errors import InputError, SettingsError
 
 
-def find(columns: dict[str, list[object]], **named: str) -> Columns:
+def find(columns: dict[str, list[object]], **options: str) -> Columns:
     """The columns found in a table."""
     log = TableInput(pl.DataFrame(columns), label="the table")
-    return find_columns(log, PrepareSettings(**named))  # type: ignore[arg-type]
+    return find_columns(log, PrepareSettings(**options))  # type: ignore[arg-type]
 
 
 def with_names(*names: str) -> dict[str, list[object]]:
@@ -56,7 +56,7 @@ def test_a_stronger_name_wins_over_a_weaker_one() -> None:
     }
 
 
-def test_named_columns_are_taken_and_the_rest_is_found() -> None:
+def test_named_columns_are_used_and_the_rest_is_detected() -> None:
     columns = find(with_names("who", "item", "what", "time"), user="who", item="what")
     assert columns.names == {"user": "who", "item": "what", "time": "time"}
     assert columns.found == ("time",)
@@ -66,9 +66,9 @@ def test_value_and_kind_only_under_their_own_name() -> None:
     values: dict[str, list[object]] = {"user": ["a"], "item": ["b"], "rating": [3], "event_type": ["buy"]}
     assert set(find(values).names) == {"user", "item"}
     assert find(values, value="rating", kind="event_type").names["value"] == "rating"
-    named = find({**values, "value": [1.5], "kind": ["view"]})
-    assert named.names["value"] == "value" and named.names["kind"] == "kind"
-    assert "value" not in find({**values, "value": ["high"]}).names  # words are no values
+    columns = find({**values, "value": [1.5], "kind": ["view"]})
+    assert columns.names["value"] == "value" and columns.names["kind"] == "kind"
+    assert "value" not in find({**values, "value": ["high"]}).names  # text is not a value
 
 
 def test_a_time_of_day_gives_way_to_a_date() -> None:
@@ -76,8 +76,8 @@ def test_a_time_of_day_gives_way_to_a_date() -> None:
     assert columns.names["time"] == "date"
 
 
-def test_no_time_gives_way_to_the_number_of_a_weekday() -> None:
-    """It is unreadable as it stands, and --time-format may say how: that is told, and not another column taken."""
+def test_an_unreadable_time_is_not_replaced_by_a_weekday() -> None:
+    """It stays the time column, for --time-format to parse."""
     columns = find({"user": ["a"], "item": ["b"], "timestamp": ["5/12/2011 10:00"], "day": ["3"]})
     assert columns.names["time"] == "timestamp"
 
@@ -99,12 +99,12 @@ def test_ambiguity_lists_the_columns_and_the_option() -> None:
         find(with_names("user", "item", "begun", "ended"))
 
 
-def test_nothing_that_fits_lists_the_columns_and_the_option() -> None:
+def test_no_match_lists_the_columns_and_the_option() -> None:
     with pytest.raises(InputError, match=r"no column that looks like the user; name it with --user.*'a', 'item'"):
         find(with_names("a", "item"))
 
 
-def test_a_name_that_is_not_there_lists_those_that_are() -> None:
+def test_an_unknown_name_lists_the_columns() -> None:
     with pytest.raises(InputError, match="no column 'buyer' for --user; it has 'user', 'item'"):
         find(with_names("user", "item"), user="buyer")
 
@@ -122,5 +122,5 @@ def test_one_column_cannot_have_two_roles() -> None:
         {"user": ["a"], "item": [["3", "4"]], "time": [[1600000000, 1600000001]]},
     ],
 )
-def test_one_row_a_user_is_noticed(columns: dict[str, list[object]]) -> None:
+def test_one_row_per_user_is_detected(columns: dict[str, list[object]]) -> None:
     assert find(columns).lists

@@ -18,7 +18,7 @@ def data(tmp_path: Path) -> Data:
     return prepare(write_csv(tmp_path / "log.csv", rows), out=tmp_path / "data", min_user=1, min_item=1)
 
 
-def test_arrays_are_mapped_not_read(data: Data) -> None:
+def test_arrays_are_memory_mapped(data: Data) -> None:
     for array in (data.sequences.offsets, data.sequences.items, data.sequences.times):
         assert isinstance(array, np.memmap) and not array.flags.writeable
     assert data.sequences.kinds is None and data.sequences.values is None
@@ -35,7 +35,7 @@ def test_a_copy_is_equal(data: Data, tmp_path: Path) -> None:
     assert digests(data.save(tmp_path / "copy", overwrite=True)) == digests(data)
 
 
-def test_arrays_that_do_not_fit_each_other(data: Data) -> None:
+def test_inconsistent_arrays_are_refused(data: Data) -> None:
     offsets = np.load(data.folder / "offsets.npy")
     offsets[-1] -= 1
     np.save(data.folder / "offsets.npy", offsets)
@@ -43,7 +43,7 @@ def test_arrays_that_do_not_fit_each_other(data: Data) -> None:
         Data.open(data.folder)
 
 
-def test_a_damaged_table(data: Data) -> None:
+def test_a_damaged_table_is_refused(data: Data) -> None:
     path = data.folder / "items.parquet"
     path.write_bytes(bytes(path.stat().st_size))
     with pytest.raises(FolderError, match=r"items\.parquet is damaged"):

@@ -1,4 +1,4 @@
-"""A vocabulary of very many items finds them by hashes; whoever asks cannot tell."""
+"""A vocabulary of very many items looks ids up by hashes, with the same results."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def both_ways(table: pl.DataFrame, patch: pytest.MonkeyPatch) -> tuple[Vocabular
     return many, Vocabulary(table)
 
 
-@given(known=TEXTS, asked=st.lists(st.text(max_size=6), max_size=20), seed=st.integers(0, 99))
-def test_numbers_ids_and_titles_are_the_same(known: list[str], asked: list[str], seed: int) -> None:
+@given(known=TEXTS, texts=st.lists(st.text(max_size=6), max_size=20), seed=st.integers(0, 99))
+def test_numbers_ids_and_titles_are_the_same(known: list[str], texts: list[str], seed: int) -> None:
     table = pl.DataFrame({"id": known, "count": [1] * len(known), "title": [f"the {name}" for name in known]})
     with pytest.MonkeyPatch.context() as patch:
         many, few = both_ways(table, patch)
-        questions = [*asked, *known[::2]]
-        numbers, ids = many.numbers(questions, unknown="zero"), np.random.default_rng(seed).permutation(len(known)) + 1
-        named, titles = many.ids(ids), many.titles(ids)
+        queries = [*texts, *known[::2]]
+        numbers, ids = many.numbers(queries, unknown="zero"), np.random.default_rng(seed).permutation(len(known)) + 1
+        names, titles = many.ids(ids), many.titles(ids)
         patch.setattr(vocabulary, "MIN_HASHED", 10**9)
-        assert numbers.dtype == np.int64 and numbers.tolist() == few.numbers(questions, unknown="zero").tolist()
-        assert named == few.ids(ids) and titles == few.titles(ids)
+        assert numbers.dtype == np.int64 and numbers.tolist() == few.numbers(queries, unknown="zero").tolist()
+        assert names == few.ids(ids) and titles == few.titles(ids)
 
 
 def test_unknown_ids_untitled_items_and_further_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,9 +45,9 @@ def test_unknown_ids_untitled_items_and_further_rows(monkeypatch: pytest.MonkeyP
     assert longer.table["count"].to_list() == [1, 5, 0]
 
 
-def test_where_two_ids_have_one_hash_others_are_taken() -> None:
+def test_colliding_hashes_are_replaced_by_another_seed() -> None:
     class Colliding:
-        """A column of ids whose first hashes are all alike."""
+        """A column of ids whose first hashes are all equal."""
 
         def __init__(self, ids: pl.Series) -> None:
             self._ids = ids

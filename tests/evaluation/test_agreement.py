@@ -1,5 +1,5 @@
-"""The report ranks what the index answers: user by user, on a catalogue in which items share a vector, so that every
-score is tied with another one and a tie lost to rounding in either place would show."""
+"""The evaluator's ranks equal those of the index, user by user. Items share vectors, so every score is tied with
+another one, and a tie lost to rounding in either would fail."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ CASES: dict[str, tuple[dict[str, Any], IndexSettings]] = {
 
 
 @pytest.fixture(autouse=True, scope="module")
-def everything_is_kept() -> Iterator[None]:
+def no_approximation() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(approximate, "LEAST_ITEMS", 0)
         patch.setattr(build, "Cut", lambda: Cut(averaged=10_000))
         yield
 
 
-def doubled_model(n_items: int, **changed: Any) -> SequenceModel:
+def doubled_model(n_items: int, **overrides: Any) -> SequenceModel:
     """Each item of the second half has the vector (and the bias) of one of the first."""
     half = n_items // 2
-    settings = model_settings(**{"width": 50, "depth": 1, "heads": 1, "length": 9, **changed})
+    settings = model_settings(**{"width": 50, "depth": 1, "heads": 1, "length": 9, **overrides})
     model = build_model(settings, n_items, generator=torch.Generator().manual_seed(1)).eval()
     with torch.no_grad():
         for name, table in model.items.named_parameters():
@@ -83,10 +83,10 @@ def test_every_user_has_the_rank_that_the_index_gives(
     index = build_index(model, known, case[1])
     with torch.inference_mode():
         queries = model.query(tensors(histories))
-    answered, scores = index.search(queries, n_items, exclude=Ragged.of_lengths(histories.lengths, histories.items))
-    found = answered.numpy() == targets[:, None]
-    own = np.where(found, scores.numpy(), -np.inf).max(axis=1, keepdims=True)
-    counted = ((scores.numpy() >= own) & (answered.numpy() > 0)).sum(axis=1)
-    reachable = found.any(axis=1)
+    items, scores = index.search(queries, n_items, exclude=Ragged.of_lengths(histories.lengths, histories.items))
+    matches = items.numpy() == targets[:, None]
+    own = np.where(matches, scores.numpy(), -np.inf).max(axis=1, keepdims=True)
+    index_ranks = ((scores.numpy() >= own) & (items.numpy() > 0)).sum(axis=1)
+    reachable = matches.any(axis=1)
     assert reachable.tolist() == (expected <= n_items).tolist()
-    assert counted[reachable].tolist() == expected[reachable].tolist()
+    assert index_ranks[reachable].tolist() == expected[reachable].tolist()

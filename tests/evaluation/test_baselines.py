@@ -14,7 +14,7 @@ from segue.evaluation.baselines.popularity import Popularity, _spread
 from segue.evaluation.baselines.session_knn import SessionNeighbours
 from segue.evaluation.split_log import SplitLog
 
-TIE = 0.1 * math.log(2)  # what popularity weighs beside a vote, as a share of the most popular item's count plus one
+TIE = 0.1 * math.log(2)  # the weight of popularity beside a vote, as a share of the most popular item's count plus one
 
 
 def all_training(sequences: Sequences, n_items: int) -> SplitLog:
@@ -34,12 +34,12 @@ def test_four_baselines_by_name() -> None:
 
 
 @pytest.mark.parametrize("name", BASELINES)
-def test_what_is_held_out_changes_no_baseline(name: str) -> None:
-    """Test items, and validation items beyond the choice of a window, are never learned from."""
+def test_held_out_items_change_no_baseline(name: str) -> None:
+    """Baselines use no test item, and validation items only to select a window."""
     before = sequences_of([1, 2, 3, 4, 5], [2, 3, 1, 4, 5], [1, 2, 5, 3, 4])
     after = sequences_of([1, 2, 3, 4, 1], [2, 3, 1, 4, 2], [1, 2, 5, 3, 5])
-    asked = histories_of([1, 2], [4], [3, 3, 5])
-    one, other = (BASELINES[name](SplitLog(log, split_last(log), 5)).scores(asked) for log in (before, after))
+    queries = histories_of([1, 2], [4], [3, 3, 5])
+    one, other = (BASELINES[name](SplitLog(log, split_last(log), 5)).scores(queries) for log in (before, after))
     assert one.shape == (3, 6) and one.dtype == other.dtype
     assert one.equal(other)
 
@@ -57,8 +57,8 @@ def test_popularity_counts_training_events() -> None:
     assert scores[:, 1:].tolist() == [[3, 2, 0], [3, 2, 0]]
 
 
-def test_recent_popularity_takes_the_window_that_answers_validation_best() -> None:
-    """1 and 2 were popular once, 3 is of late, 6 is newest; validation asks for 3 where 6 is seen.
+def test_recent_popularity_selects_the_best_window_on_validation() -> None:
+    """1 and 2 were popular early, 3 recently, 6 last; the validation target after 6 is 3.
 
     Of the 93 training events the newest 0.3, 1 and 3 % are sixes alone, 10 % reach the threes, 30 % reach everything.
     """
@@ -66,7 +66,7 @@ def test_recent_popularity_takes_the_window_that_answers_validation_best() -> No
     sequences = sequences_of(*users, times=[[0, 0]] * 40 + [[90, 90]] * 5 + [[91, 92, 93]] * 3)
     baseline = Popularity.fit_recent(SplitLog(sequences, split_last(sequences), 7))
     assert "newest 10.0% of training (chosen on validation)" in baseline.note
-    popularity = np.array([40, 40, 10, 0, 0, 3, 0]) / 41  # orders what is equal of late
+    popularity = np.array([40, 40, 10, 0, 0, 3, 0]) / 41  # breaks ties of the recent counts
     expected = np.array([0, 0, 10, 0, 0, 3, 0]) + popularity
     assert baseline.scores(histories_of([1], [2]))[1, 1:].numpy() == pytest.approx(expected, abs=1e-6)
 
@@ -88,7 +88,7 @@ def test_last_item_counts_transitions_within_users() -> None:
             [
                 [0, 2, 1, 0, 0],  # after 1: 2 twice, 3 once
                 [1, 0, 1, 0, 0],  # after 2: 1 and 3
-                [0, 0, 0, 0, 0],  # 5 was never met: popularity alone
+                [0, 0, 0, 0, 0],  # 5 is unseen in training: popularity alone
                 [1, 0, 0, 0, 0],  # after 4: 1
                 [0, 0, 0, 0, 0],  # 3 was always the last: 1 and 4 are other users' first
             ]
@@ -103,10 +103,10 @@ def test_session_neighbours_by_hand() -> None:
     scores = SessionNeighbours.fit(all_training(sequences, 6)).scores(histories_of([1, 2], [6]))
     rare, common = math.log(1 + 3 / 1), math.log(1 + 3 / 2)  # item 2 is in two of three sessions
     ties = np.array([1, 2, 1, 1, 1, 1]) / 3 * TIE
-    # [1, 2]: the first session shares both (2 + 1 = 3), the second only the newest (2); the newest place weighs 1
+    # [1, 2]: the first session shares both (2 + 1 = 3), the second only the newest (2); the newest position weighs 1
     expected = [3 * rare, (3 + 2) * common, 3 * rare, 2 * rare, 0, 0]
     assert scores[0, 1:].numpy() == pytest.approx(np.array(expected) + ties, abs=1e-5)
-    # [6]: the third session alone, likeness 1
+    # [6]: the third session alone, similarity 1
     assert scores[1, 1:].numpy() == pytest.approx(np.array([0, 0, 0, 0, rare, rare]) + ties, abs=1e-5)
 
 
@@ -118,8 +118,8 @@ def test_the_planted_neighbour_wins() -> None:
     assert scores[0, 50] > scores[0, 1:41].max()
 
 
-def plain_neighbours(sequences: Sequences, n_items: int, asked: list[int]) -> np.ndarray:
-    """The same definition in loops over sets, one question at a time."""
+def plain_neighbours(sequences: Sequences, n_items: int, query: list[int]) -> np.ndarray:
+    """The same definition in loops over sets, one query at a time."""
     sessions = []
     for user in range(sequences.n_users):
         rows = range(sequences.offsets[user], sequences.offsets[user + 1])
@@ -127,22 +127,22 @@ def plain_neighbours(sequences: Sequences, n_items: int, asked: list[int]) -> np
             piece = rows[begin : begin + session_knn.PIECE]
             sessions.append((int(sequences.times[piece[-1]]), {int(sequences.items[row]) for row in piece}))
     sessions.sort(key=lambda session: session[0])
-    newest = asked[::-1][: session_knn.NEWEST]
-    places = {item: newest.index(item) for item in newest}
-    likeness: dict[int, tuple[int, int]] = {}
-    for item, place in places.items():
-        holders = [number for number, (_, held) in enumerate(sessions) if item in held][::-1][: session_knn.SESSIONS]
+    newest = query[::-1][: session_knn.NEWEST]
+    positions = {item: newest.index(item) for item in newest}
+    similarity: dict[int, tuple[int, int]] = {}
+    for item, position in positions.items():
+        holders = [number for number, (_, items) in enumerate(sessions) if item in items][::-1][: session_knn.SESSIONS]
         for number in holders:
-            total, best = likeness.get(number, (0, 99))
-            likeness[number] = (total + len(newest) - place, min(best, place))
-    nearest = sorted(likeness, key=lambda number: (-likeness[number][0], -number))[: session_knn.NEIGHBOURS]
+            total, best = similarity.get(number, (0, 99))
+            similarity[number] = (total + len(newest) - position, min(best, position))
+    nearest = sorted(similarity, key=lambda number: (-similarity[number][0], -number))[: session_knn.NEIGHBOURS]
     counts = np.bincount(sequences.items, minlength=n_items + 1)
     scores: np.ndarray = counts / (counts.max() + 1) * TIE
     for number in nearest:
-        total, place = likeness[number]
+        total, position = similarity[number]
         for item in sessions[number][1]:
-            holders_of = sum(item in held for _, held in sessions)
-            scores[item] += total * (1 - place / session_knn.NEWEST) * math.log(1 + len(sessions) / holders_of)
+            holders_of = sum(item in items for _, items in sessions)
+            scores[item] += total * (1 - position / session_knn.NEWEST) * math.log(1 + len(sessions) / holders_of)
     return scores
 
 
@@ -152,7 +152,7 @@ def test_session_neighbours_equal_plain_loops(pairs: int, monkeypatch: pytest.Mo
         monkeypatch.setattr(session_knn, name, value)
     sequences = random_sequences(3, users=40, n_items=12, longest=11)
     histories = [items.tolist() for items in np.split(sequences.items, sequences.offsets[1:-1])]
-    asked = [*histories[:15], [13], [13, 1]]  # 13 was never met
-    found = SessionNeighbours.fit(all_training(sequences, 13)).scores(histories_of(*asked))
-    for row, items in zip(found.numpy(), asked, strict=True):
+    queries = [*histories[:15], [13], [13, 1]]  # 13 is unseen in training
+    scores = SessionNeighbours.fit(all_training(sequences, 13)).scores(histories_of(*queries))
+    for row, items in zip(scores.numpy(), queries, strict=True):
         assert row[1:] == pytest.approx(plain_neighbours(sequences, 13, items)[1:], rel=1e-5)

@@ -1,4 +1,4 @@
-"""Targets that training never met: misses for who knows items by id, answers for who knows their content."""
+"""Cold targets, unseen in training: misses for a model of item ids, ranked by a model of item content."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from segue.evaluation.settings import EvaluateSettings
 from segue.evaluation.split_log import SplitLog
 
 USERS = ([1, 2, 3, 2], [2, 1, 3, 5], [3, 1, 2, 6], [1, 2, 6, 3])
-"""Trained on are 1, 2 and 3; 5 is a target alone, 6 a target and, for the last user, what was seen last."""
+"""Training has 1, 2 and 3; 5 is only a target; 6 is a target and, for the last user, the newest event."""
 SCORES = torch.tensor([[0.0, 3, 2, 1, 6, 5, 4]]).repeat(7, 1)
 SCORES[6] = torch.tensor([0.0, 1, 2, 3, 4, 5, 6])
 
 
-def evaluated(known: list[bool] | None) -> tuple[Evaluation, Table, Split]:
+def evaluate_users(known: list[bool] | None) -> tuple[Evaluation, Table, Split]:
     sequences = sequences_of(*USERS)
     scorer, split = Table(SCORES), split_last(sequences)
     evaluation = evaluate(
@@ -32,8 +32,8 @@ def evaluated(known: list[bool] | None) -> tuple[Evaluation, Table, Split]:
     return evaluation, scorer, split
 
 
-def test_by_id_cold_targets_are_misses_and_cold_items_unread() -> None:
-    evaluation, scorer, _ = evaluated(None)
+def test_by_id_cold_targets_are_misses_and_cold_items_are_not_read() -> None:
+    evaluation, scorer, _ = evaluate_users(None)
     assert evaluation.ranks.tolist() == [2, MISS, MISS, 3]
     assert evaluation.report.unknown == 2
     (histories,) = scorer.calls
@@ -41,12 +41,12 @@ def test_by_id_cold_targets_are_misses_and_cold_items_unread() -> None:
     warm, cold = evaluation.report.slices["target"]
     assert (warm.name, warm.cases, cold.name, cold.cases) == ("warm", 2, "cold", 2)
     assert cold.metrics["hit@10"] == 0 and warm.metrics["hit@10"] == 1
-    assert "cold" not in table(evaluation.report), "nothing could be said of them"
+    assert "cold" not in table(evaluation.report), "no row for cold targets"
 
 
 def test_by_content_cold_targets_are_ranked_and_cold_items_read() -> None:
     """Item 4 has no content: no candidate, though it is scored highest."""
-    evaluation, scorer, _ = evaluated([False, False, False, False, False, True, True])
+    evaluation, scorer, _ = evaluate_users([False, False, False, False, False, True, True])
     # 5 and 6 come before 1, 2 and 3; after item 6 was read, 6 and 5 come before 3.
     assert evaluation.ranks.tolist() == [4, 1, 2, 3]
     assert evaluation.report.unknown == 0
@@ -60,7 +60,7 @@ def test_by_content_cold_targets_are_ranked_and_cold_items_read() -> None:
     assert evaluation.report.baselines["popularity"]["hit@1"] < 1
 
 
-def test_without_cold_targets_nothing_is_said_of_them() -> None:
+def test_without_cold_targets_there_is_no_cold_slice() -> None:
     sequences = sequences_of([1, 2, 3, 1], [2, 3, 1, 2], [3, 1, 2, 3])
     report = evaluate(
         Table(torch.eye(4)), SplitLog(sequences, split_last(sequences), 3), settings=EvaluateSettings(bootstrap=0)
@@ -69,6 +69,6 @@ def test_without_cold_targets_nothing_is_said_of_them() -> None:
 
 
 def test_slices_by_hand() -> None:
-    found = warm_and_cold(np.array([True, False, True]), np.array([1, 2, MISS]), (1,))
-    assert [(part.name, part.cases, part.metrics["hit@1"]) for part in found] == [("warm", 1, 0), ("cold", 2, 0.5)]
+    parts = warm_and_cold(np.array([True, False, True]), np.array([1, 2, MISS]), (1,))
+    assert [(part.name, part.cases, part.metrics["hit@1"]) for part in parts] == [("warm", 1, 0), ("cold", 2, 0.5)]
     assert [part.name for part in warm_and_cold(np.array([True]), np.array([1]), (1,))] == ["cold"]

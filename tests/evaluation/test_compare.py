@@ -19,7 +19,7 @@ HOSTILE = "<script>alert('x')</script> & \"quoted\" $\\frac{1}$ _😀"
 
 
 def run(name: str, *, better: int = 0, data: str = "a" * 64, history: Any = (), **changes: Any) -> MeasuredRun:
-    """A run that ranks every fourth target first, and `better` more of them."""
+    """A run that ranks every fourth target first, and `better` more of them second."""
     ranks = np.where(np.arange(CASES) % 4 == 0, 1, MISS)
     ranks[np.flatnonzero(ranks == MISS)[:better]] = 2
     ks = changes.pop("at", (1, 10))
@@ -57,7 +57,7 @@ def test_differences_are_to_the_first_and_paired() -> None:
     assert same.differences["hit@10"].p == 1 and better.differences["hit@1"].value == 0
 
 
-def test_cases_of_one_user_are_drawn_together() -> None:
+def test_cases_of_one_user_are_resampled_together() -> None:
     """All of the gain is one user's, so it says nothing of the others."""
     users = np.maximum(0, np.arange(CASES) - 50)
     alone = compare([run("one"), run("two", better=30)], users=users).runs[1].differences["hit@10"]
@@ -71,12 +71,12 @@ def test_different_data_is_refused() -> None:
 
 
 @pytest.mark.parametrize("change", [{"seen": "kept"}, {"target": "first"}, {"split": "time"}, {"part": "valid"}])
-def test_different_questions_are_refused(change: dict[str, Any]) -> None:
+def test_different_evaluations_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match=f"{next(iter(change))} = .* cannot be compared"):
         compare([run("one"), run("two", **change)])
 
 
-def test_other_ways_to_have_nothing_to_compare() -> None:
+def test_runs_that_cannot_be_compared_are_refused() -> None:
     with pytest.raises(SettingsError, match="at least one"):
         compare([])
     with pytest.raises(SettingsError, match="different depths"):
@@ -85,7 +85,7 @@ def test_other_ways_to_have_nothing_to_compare() -> None:
         compare([run("one", cases=399)])
 
 
-def test_depths_are_those_that_all_have() -> None:
+def test_depths_are_those_of_all_runs() -> None:
     assert compare([run("one", at=(1, 5, 10)), run("two", at=(5, 10, 50))]).depths == [5, 10]
 
 
@@ -99,7 +99,7 @@ def test_the_use_of_the_target_time_is_noted() -> None:
     assert not any("timestamp" in note for note in compare([run("one"), run("two")]).notes)
 
 
-def test_notes_of_runs_are_carried() -> None:
+def test_notes_of_runs_are_in_the_comparison() -> None:
     assert "two: trained on all" in compare([run("one"), run("two", note="trained on all")]).notes
 
 
@@ -109,7 +109,7 @@ def test_the_table_holds_values_and_significance() -> None:
     assert re.search(r"^popularity ", text, re.MULTILINE)
 
 
-def test_a_comparison_comes_back_from_json() -> None:
+def test_a_comparison_round_trips_through_json() -> None:
     comparison = compare([run("one", history=[{"epoch": 1, "loss": 2.5}]), run("two", better=3)])
     assert msgspec.json.decode(msgspec.json.encode(comparison), type=Comparison) == comparison
 
@@ -121,7 +121,7 @@ def page() -> str:
     return html(compare(runs))
 
 
-def test_the_page_needs_nothing_else(page: str) -> None:
+def test_the_page_loads_nothing_external(page: str) -> None:
     assert "http:" not in page and "https:" not in page and "//" not in re.sub(r"base64,[^\"]*", "", page)
     for name, value in re.findall(r'\b(src|href|action|data|srcset)\s*=\s*"([^"]*)"', page):
         assert name == "src" and value.startswith("data:image/svg+xml;base64,")
@@ -145,7 +145,7 @@ def test_the_page_has_its_plots_and_tables(page: str) -> None:
     assert "0–99" in page and "+0.0315" in page and "popularity: a baseline &lt;b&gt;" in page
 
 
-def test_cold_targets_have_a_table_where_a_run_could_answer_one() -> None:
+def test_cold_targets_have_a_table_if_a_run_can_rank_them() -> None:
     cold = np.arange(CASES) >= 300
     parts = {"target": warm_and_cold(cold, np.where(cold, 1, MISS), (1, 10))}
     by_id, by_content = run("one", slices=parts, unknown=100), run("two", slices=parts)

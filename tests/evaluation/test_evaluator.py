@@ -48,38 +48,38 @@ def report_of(
     )
 
 
-def test_training_is_what_comes_before_the_first_cut() -> None:
+def test_training_ends_at_the_first_cut() -> None:
     sequences = sequences_of([1, 2, 3, 4], [5, 6], [1, 7, 8])
     split = split_last(sequences)
     assert SplitLog(sequences, split, N_ITEMS).training_rows.tolist() == [1, 1, 0, 0, 1, 1, 1, 0, 0]
     assert SplitLog(sequences, split, N_ITEMS).training_counts.tolist() == [0, 2, 1, 0, 0, 1, 1, 0, 0, 0]
 
 
-def test_training_of_users_who_come_later_is_empty() -> None:
+def test_users_who_start_later_have_no_training_events() -> None:
     sequences = sequences_of([1, 2], [3, 4], [5, 6], times=[[0, 9], [8, 9], [9, 9]])
     split = split_time(sequences, valid_from=5_000_000, test_from=9_000_000)
     assert SplitLog(sequences, split, N_ITEMS).training_rows.tolist() == [1, 0, 0, 0, 0, 0]
 
 
 def test_a_model_that_knows_the_answer_is_always_right() -> None:
-    """Each user walks up from an item of their own, so the last item says which comes next."""
+    """Each user's items are consecutive numbers, so the last item determines the next."""
     sequences = sequences_of(*(list(range(start, start + 5)) for start in (1, 2, 3, 4, 5) for _ in range(2)))
     table = torch.zeros(10, 10)
     table[torch.arange(9), torch.arange(9) + 1] = 1
     report = report_of(Table(table), sequences).report
     assert report.metrics["hit@1"] == report.metrics["ndcg@10"] == report.metrics["mrr@1"] == 1 - report.unknown / 10
-    assert report.unknown == 4  # items 8 and 9 are in nobody's training part
+    assert report.unknown == 4  # items 8 and 9 are unseen in training
 
 
-def test_a_constant_scorer_gets_nothing() -> None:
+def test_a_constant_scorer_hits_nothing() -> None:
     sequences = random_log(1, users=60)
     evaluation = report_of(Table(torch.zeros(31, 31)), sequences, n_items=30)
     assert evaluation.report.metrics["hit@10"] == 0
     cases = split_last(sequences).cases("test")
-    known = set(sequences.items[SplitLog(sequences, split_last(sequences), 30).training_rows].tolist())
+    training_items = set(sequences.items[SplitLog(sequences, split_last(sequences), 30).training_rows].tolist())
     for index, (start, row) in enumerate(zip(cases.starts, cases.targets, strict=True)):
-        left = known - set(sequences.items[start:row].tolist())
-        assert evaluation.ranks[index] == (len(left) if int(sequences.items[row]) in left else MISS)
+        candidates = training_items - set(sequences.items[start:row].tolist())
+        assert evaluation.ranks[index] == (len(candidates) if int(sequences.items[row]) in candidates else MISS)
 
 
 def test_a_scorer_of_random_numbers_hits_k_of_v() -> None:
@@ -92,37 +92,37 @@ def test_a_scorer_of_random_numbers_hits_k_of_v() -> None:
             return torch.from_numpy(rng.random((len(histories.lengths), n_items + 1), dtype=np.float32))  # type: ignore[attr-defined]
 
     counts = SplitLog(sequences, split_last(sequences), n_items).training_counts
-    found = Evaluator(sequences=sequences, counts=counts, seen="excluded").ranks(
+    result = Evaluator(sequences=sequences, counts=counts, seen="excluded").ranks(
         Random(), split_last(sequences).cases("test")
     )
     share = 10 / (n_items - 4)
-    assert (found <= 10).mean() == pytest.approx(share, abs=4 * (share * (1 - share) / 3_000) ** 0.5)
+    assert (result <= 10).mean() == pytest.approx(share, abs=4 * (share * (1 - share) / 3_000) ** 0.5)
 
 
 def test_the_seen_filter_on_a_log_of_repeats() -> None:
-    """V15: a scorer that puts the history first gets everything or nothing."""
+    """V15: a scorer that ranks the history first hits every target or none."""
     sequences = sequences_of(*([items[0], *items] for items in REPEATS))
-    kept = report_of(HistoryFirst(N_ITEMS), sequences, seen="keep", at=(3,)).report
-    assert kept.seen == "kept" and kept.metrics["hit@3"] == 1 and kept.unreachable == 0
-    excluded = report_of(HistoryFirst(N_ITEMS), sequences, seen="exclude", at=(3,)).report
-    assert excluded.seen == "excluded" and excluded.metrics["hit@3"] == 0
-    assert excluded.unreachable == 3 and excluded.unknown == 0
+    unfiltered = report_of(HistoryFirst(N_ITEMS), sequences, seen="keep", at=(3,)).report
+    assert unfiltered.seen == "kept" and unfiltered.metrics["hit@3"] == 1 and unfiltered.unreachable == 0
+    filtered = report_of(HistoryFirst(N_ITEMS), sequences, seen="exclude", at=(3,)).report
+    assert filtered.seen == "excluded" and filtered.metrics["hit@3"] == 0
+    assert filtered.unreachable == 3 and filtered.unknown == 0
 
 
-def test_the_filter_covers_more_than_the_model_looks_at() -> None:
+def test_the_seen_filter_covers_events_outside_the_models_window() -> None:
     sequences = sequences_of([1, 2, 3, 4, 5, 2, 1], [1, 2, 3, 4, 5, 6, 7])
     model = build_model(model_settings(width=8, depth=1, length=2), 7, generator=torch.Generator().manual_seed(0))
     counts = SplitLog(sequences, split_last(sequences), 7).training_counts
-    found = Evaluator(sequences=sequences, counts=counts, seen="excluded").ranks(
+    result = Evaluator(sequences=sequences, counts=counts, seen="excluded").ranks(
         ModelScorer(model), split_last(sequences).cases("test")
     )
-    assert found[0] == MISS  # item 1 is six events old
-    assert found[1] == MISS  # item 7 is in nobody's training part
+    assert result[0] == MISS  # item 1 is six events old
+    assert result[1] == MISS  # item 7 is unseen in training
 
 
 @pytest.mark.parametrize(("positions", "begin"), [("oldest", 2), ("newest", 1)])
-def test_a_model_is_measured_on_the_window_that_it_answers_from(positions: str, begin: int) -> None:
-    """Nine events, room for eight: where a new one can be encoded alone, the window has moved on by a quarter."""
+def test_a_model_is_measured_on_the_window_that_it_serves_from(positions: str, begin: int) -> None:
+    """Nine events, length eight: if a new event can be encoded alone, the window has moved by a quarter."""
     settings = model_settings(width=8, depth=1, length=8, positions=positions)
     model = build_model(settings, 9, generator=torch.Generator().manual_seed(0)).eval()
     history = histories_of([1, 2, 3, 4, 5, 6, 7, 8, 9])
@@ -138,15 +138,15 @@ def test_unknown_comes_before_unreachable() -> None:
     assert (report.unknown, report.unreachable) == (1, 1)
 
 
-def test_an_unknown_item_is_nobodys_competitor() -> None:
+def test_an_unknown_item_is_no_candidate() -> None:
     sequences = sequences_of([1, 2, 9, 3], [3, 1, 2, 1])
     table = torch.zeros(10, 10)
     table[:, 9], table[:, 3] = 5, 1
     counts = SplitLog(sequences, split_last(sequences), N_ITEMS).training_counts
-    found = Evaluator(sequences=sequences, counts=counts, seen="kept").ranks(
+    result = Evaluator(sequences=sequences, counts=counts, seen="kept").ranks(
         Table(table), split_last(sequences).cases("test")
     )
-    assert found[0] == 1
+    assert result[0] == 1
 
 
 def test_cases_without_history_are_answered_by_popularity() -> None:
@@ -188,15 +188,15 @@ def test_validation_is_ranked_by_the_same_rules() -> None:
     split = split_last(sequences)
     counts, cases = SplitLog(sequences, split, 30).training_counts, split.cases("valid")
     table = torch.randn(31, 31, generator=torch.Generator().manual_seed(5))
-    found = Evaluator(sequences=sequences, counts=counts, seen="excluded").ranks(Table(table), cases, tokens=20)
+    result = Evaluator(sequences=sequences, counts=counts, seen="excluded").ranks(Table(table), cases, tokens=20)
     for index, (start, row) in enumerate(zip(cases.starts, cases.targets, strict=True)):
         history = sequences.items[start:row].astype(np.int64)
         seen = Exclusions(rows=np.zeros(len(history), dtype=np.int64), items=history)
         alone = ranks(table[history[-1:]], sequences.items[row : row + 1], seen, known=counts > 0)
-        assert found[index] == alone[0]
+        assert result[index] == alone[0]
 
 
-def test_a_model_is_measured_without_dropout_and_left_as_it_was() -> None:
+def test_a_model_is_measured_without_dropout_and_stays_in_its_mode() -> None:
     model = build_model(model_settings(width=8, depth=1, length=4, dropout=0.5), 9, generator=torch.Generator())
     model.train()
     batch = histories_of([1, 2, 3], [4])
@@ -207,11 +207,11 @@ def test_a_model_is_measured_without_dropout_and_left_as_it_was() -> None:
         assert torch.equal(scores, model.score_all(model.query(tensors(batch))))
 
 
-def test_lists_are_the_best_candidates_and_zero_where_none_is_left() -> None:
-    gone = -torch.inf
-    left = torch.tensor([[gone, 0.1, 0.3, 0.2], [gone, gone, 0.5, gone]])
-    assert top_items(left, 2).tolist() == [[2, 3], [2, 0]]
-    assert top_items(left, 50).tolist() == [[2, 3, 1, 0], [2, 0, 0, 0]]
+def test_lists_are_the_best_candidates_and_zero_if_none_remain() -> None:
+    excluded = -torch.inf
+    scores = torch.tensor([[excluded, 0.1, 0.3, 0.2], [excluded, excluded, 0.5, excluded]])
+    assert top_items(scores, 2).tolist() == [[2, 3], [2, 0]]
+    assert top_items(scores, 50).tolist() == [[2, 3, 1, 0], [2, 0, 0, 0]]
 
 
 def test_targets_of_a_split_in_time() -> None:
@@ -220,12 +220,12 @@ def test_targets_of_a_split_in_time() -> None:
     for target, cases in (("each", 3), ("first", 2), ("last", 2)):
         settings = EvaluateSettings(target=target, bootstrap=0, at=(1,))  # type: ignore[arg-type]
         scorer = Table(torch.zeros(4, 4))
-        found = evaluate(scorer, SplitLog(sequences, split, 3), settings=settings, baselines=False)
-        assert found.report.cases == cases == len(found.ranks)
-        assert found.report.target == target and found.report.intervals == {}
+        evaluation = evaluate(scorer, SplitLog(sequences, split, 3), settings=settings, baselines=False)
+        assert evaluation.report.cases == cases == len(evaluation.ranks)
+        assert evaluation.report.target == target and evaluation.report.intervals == {}
 
 
-def test_seen_items_stay_where_more_than_one_target_in_twenty_repeats() -> None:
+def test_seen_items_are_kept_if_more_than_one_target_in_twenty_repeats() -> None:
     fresh = [1, 2, 3, 4, 5]
     repeat = [1, 2, 3, 1, 5]  # the validation target was seen, the test target was not
     for repeats, rule in ((5, "excluded"), (6, "kept")):
@@ -237,13 +237,13 @@ def test_seen_items_stay_where_more_than_one_target_in_twenty_repeats() -> None:
         assert repeat_share(sequences, split.cases("test")) == 0
 
 
-def test_nothing_to_measure_is_said() -> None:
+def test_a_split_without_cases_is_refused() -> None:
     with pytest.raises(InputError, match="test part has no cases"):
         report_of(HistoryFirst(N_ITEMS), sequences_of([1, 2], [3]))
 
 
 @pytest.mark.parametrize(
-    ("override", "sentence"),
+    ("override", "message"),
     [
         ("evaluate.at=[0, 10]", r"evaluate\.at\[0\]: expected a whole number >= 1, got 0"),
         ("evaluate.at=[]", r"evaluate\.at: expected a list of 1 or more whole numbers >= 1, got \[\]"),
@@ -252,6 +252,6 @@ def test_nothing_to_measure_is_said() -> None:
         ("evaluate.days=40000", r"evaluate\.days: expected a number >= 0 and <= 36525"),
     ],
 )
-def test_settings_that_cannot_be(override: str, sentence: str) -> None:
-    with pytest.raises(SettingsError, match=sentence):
+def test_invalid_settings_are_refused(override: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
         make_settings({}, [override])

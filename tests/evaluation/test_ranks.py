@@ -12,56 +12,56 @@ from segue.evaluation.ranks import MISS, Exclusions
 
 
 def one(*scores: float) -> torch.Tensor:
-    """A question's scores; the padding's comes first and is absurd, because it must not matter."""
+    """One query's scores; the padding's comes first and is absurd, because it must not matter."""
     return torch.tensor([[99.0, *scores]])
 
 
-def only(scores: torch.Tensor, target: int, seen: list[int] | None = None, known: list[bool] | None = None) -> int:
+def rank_of(scores: torch.Tensor, target: int, seen: list[int] | None = None, known: list[bool] | None = None) -> int:
     excluded = None if seen is None else Exclusions(np.zeros(len(seen), dtype=np.int64), np.array(seen, dtype=np.int64))
     mask = None if known is None else np.array([False, *known])
     return int(ranks(scores, np.array([target]), excluded, known=mask)[0])
 
 
 def test_ties_count_against_the_target() -> None:
-    assert only(one(0.9, 0.7, 0.7, 0.7, 0.2), 3) == 4  # G10: 2 optimistic, 3 expected, 4 pessimistic
+    assert rank_of(one(0.9, 0.7, 0.7, 0.7, 0.2), 3) == 4  # G10: 2 optimistic, 3 expected, 4 pessimistic
 
 
-def test_seen_items_are_no_competitors() -> None:
-    assert only(one(0.9, 0.8, 0.7, 0.6, 0.5), 4, seen=[1, 3]) == 2  # G44
-    assert only(one(0.9, 0.8, 0.7, 0.6, 0.5), 4, seen=[1, 3, 1, 1]) == 2  # a history repeats itself
+def test_seen_items_are_no_candidates() -> None:
+    assert rank_of(one(0.9, 0.8, 0.7, 0.6, 0.5), 4, seen=[1, 3]) == 2  # G44
+    assert rank_of(one(0.9, 0.8, 0.7, 0.6, 0.5), 4, seen=[1, 3, 1, 1]) == 2  # a history repeats itself
 
 
-def test_a_constant_scorer_is_last_among_what_is_not_seen() -> None:
-    assert only(one(*[0.5] * 20), 7) == 20
-    assert only(one(*[0.5] * 20), 7, seen=[1, 2, 2, 20]) == 17
+def test_a_constant_scorer_ranks_last_among_unseen_items() -> None:
+    assert rank_of(one(*[0.5] * 20), 7) == 20
+    assert rank_of(one(*[0.5] * 20), 7, seen=[1, 2, 2, 20]) == 17
 
 
-def test_items_unknown_to_training_are_no_competitors() -> None:
-    assert only(one(0.9, 0.8, 0.7), 3, known=[True, True, True]) == 3
-    assert only(one(0.9, 0.8, 0.7), 3, known=[True, False, True]) == 2
+def test_items_unseen_in_training_are_no_candidates() -> None:
+    assert rank_of(one(0.9, 0.8, 0.7), 3, known=[True, True, True]) == 3
+    assert rank_of(one(0.9, 0.8, 0.7), 3, known=[True, False, True]) == 2
 
 
 def test_a_target_that_is_no_candidate_is_a_miss() -> None:
-    assert only(one(0.9, 0.8, 0.7), 1, seen=[1]) == MISS
-    assert only(one(0.9, 0.8, 0.7), 1, known=[False, True, True]) == MISS
-    assert only(one(0.9, 0.8, 0.7), 1, seen=[1, 2, 3]) == MISS
+    assert rank_of(one(0.9, 0.8, 0.7), 1, seen=[1]) == MISS
+    assert rank_of(one(0.9, 0.8, 0.7), 1, known=[False, True, True]) == MISS
+    assert rank_of(one(0.9, 0.8, 0.7), 1, seen=[1, 2, 3]) == MISS
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_scores_that_are_no_numbers_are_refused(bad: float) -> None:
+def test_scores_that_are_not_finite_are_refused(bad: float) -> None:
     with pytest.raises(TrainingError, match=r"1 of 6 scores are not finite .*learning_rate"):
         ranks(torch.tensor([[0.0, 1.0, 2.0, 3.0], [0.0, 1.0, bad, 3.0]]), np.array([1, 1]))
 
 
-def test_padding_may_hold_anything() -> None:
+def test_the_score_of_padding_may_be_anything() -> None:
     scores = torch.tensor([[float("nan"), 1.0, 2.0]])
     assert ranks(scores, np.array([1])).tolist() == [2]
 
 
-def test_the_scores_given_stay_as_they_are() -> None:
+def test_the_scores_argument_is_unchanged() -> None:
     scores = one(0.9, 0.8, 0.7)
     before = scores.clone()
-    only(scores, 3, seen=[1])
+    rank_of(scores, 3, seen=[1])
     assert torch.equal(scores, before)
     row = torch.tensor([9.0, 0.9, 0.8, 0.7]).expand(2, -1)  # one row in memory for both
     seen = Exclusions(rows=np.array([0]), items=np.array([1]))
@@ -78,7 +78,7 @@ def test_exclusions_of_histories_hold_every_item_of_its_own_row() -> None:
     assert seen.items.tolist() == [5, 6, 5, 7]
 
 
-questions = st.integers(2, 12).flatmap(
+queries = st.integers(2, 12).flatmap(
     lambda n: st.tuples(
         st.lists(st.integers(-3, 3), min_size=n, max_size=n),  # few values, so that there are ties
         st.integers(1, n),
@@ -88,24 +88,25 @@ questions = st.integers(2, 12).flatmap(
 )
 
 
-@given(questions)
-def test_counting_equals_sorting(question: tuple[list[int], int, list[int], list[bool]]) -> None:
-    values, target, seen, known = question
-    left = [item for item in range(1, len(values) + 1) if known[item - 1] and item not in seen]
-    worst_first = sorted(left, key=lambda item: (-values[item - 1], item == target))  # the target last among equals
-    expected = worst_first.index(target) + 1 if target in left else MISS
-    assert only(one(*values), target, seen, known) == expected
+@given(queries)
+def test_counting_equals_sorting(query: tuple[list[int], int, list[int], list[bool]]) -> None:
+    values, target, seen, known = query
+    candidates = [item for item in range(1, len(values) + 1) if known[item - 1] and item not in seen]
+    # the target last among equals
+    worst_first = sorted(candidates, key=lambda item: (-values[item - 1], item == target))
+    expected = worst_first.index(target) + 1 if target in candidates else MISS
+    assert rank_of(one(*values), target, seen, known) == expected
 
 
-@given(questions, st.randoms(use_true_random=False))
+@given(queries, st.randoms(use_true_random=False))
 def test_neither_scale_nor_the_numbering_of_items_matters(
-    question: tuple[list[int], int, list[int], list[bool]], random: object
+    query: tuple[list[int], int, list[int], list[bool]], random: object
 ) -> None:
-    values, target, seen, known = question
-    rank = only(one(*values), target, seen, known)
-    assert only(one(*(3.0**value for value in values)), target, seen, known) == rank
+    values, target, seen, known = query
+    rank = rank_of(one(*values), target, seen, known)
+    assert rank_of(one(*(3.0**value for value in values)), target, seen, known) == rank
     order = list(range(len(values)))
     random.shuffle(order)  # type: ignore[attr-defined]
-    place = {old + 1: new + 1 for new, old in enumerate(order)}
+    number = {old + 1: new + 1 for new, old in enumerate(order)}
     shuffled = one(*(values[old] for old in order))
-    assert only(shuffled, place[target], [place[item] for item in seen], [known[old] for old in order]) == rank
+    assert rank_of(shuffled, number[target], [number[item] for item in seen], [known[old] for old in order]) == rank

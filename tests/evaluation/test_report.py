@@ -35,13 +35,13 @@ def evaluation() -> Evaluation:
     )
 
 
-def test_a_report_comes_back_from_json_as_it_was(evaluation: Evaluation) -> None:
+def test_a_report_round_trips_through_json(evaluation: Evaluation) -> None:
     text = msgspec.json.encode(evaluation.report)
     assert set(msgspec.json.decode(text)) == KEYS
     assert msgspec.json.decode(text, type=Report) == evaluation.report
 
 
-def test_every_depth_has_every_measure_for_everyone(evaluation: Evaluation) -> None:
+def test_every_depth_has_every_metric_for_every_scorer(evaluation: Evaluation) -> None:
     measures = ("hit", "ndcg", "mrr", "coverage", "popularity")
     names = {f"{name}@{k}" for name in measures for k in (1, 5, 10, 50)}
     report = evaluation.report
@@ -57,7 +57,7 @@ def test_every_depth_has_every_measure_for_everyone(evaluation: Evaluation) -> N
         assert all(low <= metrics[name] <= high for name, (low, high) in spread.items())
 
 
-def test_what_the_report_says_follows_from_the_ranks(evaluation: Evaluation) -> None:
+def test_the_report_follows_from_the_ranks(evaluation: Evaluation) -> None:
     report = evaluation.report
     for name, value in summary(evaluation.ranks, report.depths).items():
         assert report.metrics[name] == pytest.approx(value)
@@ -65,7 +65,7 @@ def test_what_the_report_says_follows_from_the_ranks(evaluation: Evaluation) -> 
     assert (report.split, report.part, report.ties, report.seen) == ("last", "test", "pessimistic", "kept")
 
 
-def test_slices_take_every_case_once(evaluation: Evaluation) -> None:
+def test_slices_contain_every_case_once(evaluation: Evaluation) -> None:
     for parts in evaluation.report.slices.values():
         assert sum(part.cases for part in parts) == evaluation.report.cases
         mean = sum(part.cases * part.metrics["ndcg@10"] for part in parts) / evaluation.report.cases
@@ -73,8 +73,8 @@ def test_slices_take_every_case_once(evaluation: Evaluation) -> None:
 
 
 def test_slices_by_hand() -> None:
-    found = slices(np.array([0, 1, 4, 5, 700]), np.array([1, 2, MISS, 1, 3]), (0, 1, 5, 200), (1,))
-    assert [(part.name, part.cases, part.metrics["hit@1"]) for part in found] == [
+    parts = slices(np.array([0, 1, 4, 5, 700]), np.array([1, 2, MISS, 1, 3]), (0, 1, 5, 200), (1,))
+    assert [(part.name, part.cases, part.metrics["hit@1"]) for part in parts] == [
         ("0", 1, 1),
         ("1–4", 2, 0),
         ("5–199", 1, 1),
@@ -82,7 +82,7 @@ def test_slices_by_hand() -> None:
     ]
 
 
-def test_the_same_evaluation_twice_is_the_same_report() -> None:
+def test_an_evaluation_is_deterministic() -> None:
     sequences = sequences_of(*([1, 2, 3, 4, 5, 6][shift:] + [1, 2, 3][:shift] for shift in range(4)))
     once, again = (
         evaluate(
@@ -93,7 +93,7 @@ def test_the_same_evaluation_twice_is_the_same_report() -> None:
     assert once == again
 
 
-def test_progress_is_told_of_everyone() -> None:
+def test_progress_is_reported_for_every_scorer() -> None:
     sequences = sequences_of(*([1, 2, 3, 4] for _ in range(5)))
     calls: list[tuple[str, int, int]] = []
     evaluate(
@@ -105,7 +105,7 @@ def test_progress_is_told_of_everyone() -> None:
     assert [call for call in calls if call[1] == call[2]] == [(name, 5, 5) for name in ("model", *BASELINES)]
 
 
-def test_the_table_names_everyone_and_how_it_was_measured(evaluation: Evaluation) -> None:
+def test_the_table_names_every_scorer_and_the_settings(evaluation: Evaluation) -> None:
     text = table(evaluation.report)
     for words in ("model", *BASELINES, "ndcg@10", "80 cases", "20 items", "kept", "Measured before <all>"):
         assert words in text

@@ -25,9 +25,9 @@ from segue.evaluation.window.cases import DAY, WindowCases, validation_window, w
 from segue.evaluation.window.evaluate import TargetWindow, WindowEvaluation, evaluate_window
 
 DAY_SECONDS = 86_400
-KEPT = EvaluateSettings(seen="keep", at=(1, 2), bootstrap=0)
+KEEP_SEEN = EvaluateSettings(seen="keep", at=(1, 2), bootstrap=0)
 
-# --- one measure at a time -------------------------------------------------------------------------------------------
+# --- one metric at a time --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -68,19 +68,19 @@ def test_relative_loss_by_hand() -> None:
 
 @given(st.integers(0, 10_000), st.integers(1, 9))
 @settings(max_examples=25)
-def test_several_ranks_in_a_row_are_the_ranks_one_by_one(seed: int, depth: int) -> None:
+def test_ranks_of_a_batch_equal_the_ranks_one_by_one(seed: int, depth: int) -> None:
     rng = np.random.default_rng(seed)
-    left = torch.from_numpy(rng.integers(0, 4, (5, 7)).astype(np.float32))  # full of ties
-    left[torch.from_numpy(rng.random((5, 7)) < 0.2)] = -torch.inf
+    scores = torch.from_numpy(rng.integers(0, 4, (5, 7)).astype(np.float32))  # many ties
+    scores[torch.from_numpy(rng.random((5, 7)) < 0.2)] = -torch.inf
     rows, targets = rng.integers(0, 5, 20), rng.integers(0, 7, 20)
     each = np.array(
-        [ranks_among(left[[row]], np.array([target]))[0] for row, target in zip(rows, targets, strict=True)]
+        [ranks_among(scores[[row]], np.array([target]))[0] for row, target in zip(rows, targets, strict=True)]
     )
     expected = np.where((each > depth) & (each != MISS), depth + 1, each)
-    assert ranks_within(left, rows, targets, depth).tolist() == expected.tolist()
+    assert ranks_within(scores, rows, targets, depth).tolist() == expected.tolist()
 
 
-# --- who is asked for what -------------------------------------------------------------------------------------------
+# --- the cases of a window -------------------------------------------------------------------------------------------
 
 
 def days(*users: Sequence[tuple[int, float]]) -> Sequences:
@@ -97,7 +97,7 @@ def split_at(sequences: Sequences, *, valid: float = 5, test: float = 10) -> Spl
 
 WALKS = days(
     [(1, 1), (2, 11), (3, 12), (2, 13), (4, 30)],  # 2 twice, and 4 too late
-    [(2, 3), (5, 9), (3, 10), (1, 24)],  # 3 at the moment itself, 1 in its last moment
+    [(2, 3), (5, 9), (3, 10), (1, 24)],  # 3 at the split time itself, 1 at the end of the window
     [(1, 11), (2, 12)],  # no history
     [(3, 1), (4, 2), (5, 3), (1, 40)],  # nothing in the window
 )
@@ -121,19 +121,19 @@ def test_cases_by_hand() -> None:
 
 
 def test_only_positive_events_are_targets() -> None:
-    """Of the first user's 2, 3, 2 the last alone is a purchase; the second's only event is none."""
+    """Of the first user's 2, 3, 2 only the last is a purchase; the second user's only event is not."""
     kinds = np.zeros(WALKS.n_events, dtype=np.uint16)
     kinds[[0, 3]] = 1  # and the first user's history
     log = Sequences(offsets=WALKS.offsets, items=WALKS.items, times=WALKS.times, kinds=kinds)
 
-    def bought(batch: Batch) -> np.ndarray:
+    def is_purchase(batch: Batch) -> np.ndarray:
         assert batch.kinds is not None
         return np.asarray(batch.kinds == 1)
 
-    assert pairs(window_cases(log, time=10 * DAY, until=24 * DAY, positive=bought)) == [(0, 2)]
+    assert pairs(window_cases(log, time=10 * DAY, until=24 * DAY, positive=is_purchase)) == [(0, 2)]
 
 
-def test_validation_never_looks_into_the_test() -> None:
+def test_validation_has_no_event_of_the_test() -> None:
     split = split_at(WALKS, valid=8)
     assert pairs(validation_window(WALKS, split, 14)) == [(1, 5)]
     log = days([(1, 1), (2, 9), (3, 10), (4, 11)])
@@ -152,10 +152,10 @@ def by_last_item(orders: dict[int, list[int]], n_items: int) -> Table:
     return Table(scores)
 
 
-def measured(
+def evaluate_log(
     log: Sequences = WALKS,
     *,
-    how: EvaluateSettings = KEPT,
+    how: EvaluateSettings = KEEP_SEEN,
     ages: Sequence[float] = (0,),
     scorer: Table | None = None,
     interest: np.ndarray | None = None,
@@ -172,9 +172,9 @@ def measured(
 
 
 def test_metrics_by_hand() -> None:
-    """After 1 the first user is shown 2, 4 and meets 2, 3; after 5 the second is shown 3, 1 and meets 1."""
+    """After 1 the first user's list is 2, 4, the targets 2, 3; after 5 the second's list is 3, 1, the target 1."""
     interest = np.array([0, 1, 1, 2, 1, 2])
-    report = measured(interest=interest).report
+    report = evaluate_log(interest=interest).report
     assert report.metrics == pytest.approx(
         {
             "recall@1": (1 / 2 + 0) / 2,
@@ -186,7 +186,7 @@ def test_metrics_by_hand() -> None:
             "p90_coverage@1": 2 / 5,
             "p90_coverage@2": 4 / 5,
             "entropy@1": 0,
-            "entropy@2": (0 + math.log(2)) / 2,  # 2 and 4 are alike, 3 and 1 are not
+            "entropy@2": (0 + math.log(2)) / 2,  # 2 and 4 have one interest, 3 and 1 have two
         }
     )
     assert (report.users, report.targets, report.unknown, report.unreachable) == (2, 3, 0, 0)
@@ -195,7 +195,7 @@ def test_metrics_by_hand() -> None:
 
 def test_freshness_by_hand() -> None:
     """Five days earlier the second user's last item is 2, after which 1 comes first: recall@1 is 1/2 and 1."""
-    report = measured(ages=(5,)).report
+    report = evaluate_log(ages=(5,)).report
     fresh, aged = report.ages
     assert (fresh.days, aged.days, aged.history_before) == (0, 5, "1970-01-06T00:00:00+00:00")
     assert fresh.metrics["recall@1"] == report.metrics["recall@1"] == 1 / 4
@@ -204,31 +204,31 @@ def test_freshness_by_hand() -> None:
 
 
 def test_users_at_every_age_are_those_with_the_oldest_history() -> None:
-    report = measured(ages=(8.5, 0)).report  # before day 1.5 only the first user has anything
+    report = evaluate_log(ages=(8.5, 0)).report  # before day 1.5 only the first user has an event
     assert report.users == 1 and report.metrics["recall@1"] == 1 / 2
     with pytest.raises(InputError, match="Nobody with an event before 1970-01-02T00:00:00"):
-        measured(ages=(9,))
+        evaluate_log(ages=(9,))
 
 
-def test_what_was_seen_before_the_moment_is_excluded_at_every_age() -> None:
-    """The second user has seen 2 and 5. Two days earlier, after 2, the first of what is left is 1 at both ages."""
+def test_seen_items_are_excluded_at_every_age() -> None:
+    """The second user has seen 2 and 5. Both are excluded two days earlier, too, when 2 was the last item."""
     how = EvaluateSettings(seen="exclude", at=(1, 2, 3), bootstrap=0)
     orders = {**ORDERS, 2: [5, 3, 1, 2, 4]}
-    evaluation = measured(how=how, ages=(0, 2), scorer=by_last_item(orders, 5))
-    assert evaluation.values[2]["recall@2"].tolist() == [1 / 2, 1]  # 5 is passed over
+    evaluation = evaluate_log(how=how, ages=(0, 2), scorer=by_last_item(orders, 5))
+    assert evaluation.values[2]["recall@2"].tolist() == [1 / 2, 1]  # 5 is excluded
     assert evaluation.values[0]["recall@2"].tolist() == [1 / 2, 1]
-    report = measured(days([(1, 1), (1, 11), (2, 12)], [(2, 1), (1, 2), (9, 12)]), how=how, n_items=9).report
+    report = evaluate_log(days([(1, 1), (1, 11), (2, 12)], [(2, 1), (1, 2), (9, 12)]), how=how, n_items=9).report
     assert (report.targets, report.unreachable, report.unknown) == (3, 1, 1)
 
 
-def test_what_a_model_knows_by_content_may_be_answered() -> None:
-    """Item 3 occurs in no training, and is what the second user meets after it."""
+def test_cold_items_with_content_may_be_recommended() -> None:
+    """Item 3 is unseen in training, and is the second user's target after item 3 itself."""
     log = days([(1, 1), (2, 2)], [(1, 1), (3, 8), (3, 12)])
     scorer = by_last_item({1: [1, 2, 3], 3: [3, 1, 2]}, 3)
 
     def report(answerable: Callable[[np.ndarray], np.ndarray] | None = None) -> WindowReport:
-        whole = SplitLog(log, split_at(log), 3)
-        return evaluate_window(scorer, whole, TargetWindow(14), settings=KEPT, answerable=answerable).report
+        split_log = SplitLog(log, split_at(log), 3)
+        return evaluate_window(scorer, split_log, TargetWindow(14), settings=KEEP_SEEN, answerable=answerable).report
 
     assert (report().unknown, report().metrics["recall@1"]) == (1, 0)
     assert [(part.name, part.targets, part.metrics["recall@2"]) for part in report().by_target] == [("cold", 1, 0)]
@@ -238,11 +238,11 @@ def test_what_a_model_knows_by_content_may_be_answered() -> None:
 
 
 def test_warm_and_cold_targets_by_hand() -> None:
-    """Training met 1 and 2. The first user meets 2 and 3 after 1, the second 3 alone; 2 and 3 are shown to both."""
+    """Training has 1 and 2. The first user's targets are 2 and 3, the second's is 3; both lists are 2 and 3."""
     log = days([(1, 1), (2, 2), (1, 9), (2, 11), (3, 12)], [(1, 1), (3, 12)])
     scorer, everything = by_last_item({1: [2, 3, 1]}, 3), np.arange(4) > 0
     report = evaluate_window(
-        scorer, SplitLog(log, split_at(log), 3), TargetWindow(14), settings=KEPT, answerable=lambda _: everything
+        scorer, SplitLog(log, split_at(log), 3), TargetWindow(14), settings=KEEP_SEEN, answerable=lambda _: everything
     ).report
     warm, cold = report.by_target
     assert (warm.name, warm.users, warm.targets) == ("warm", 1, 1)
@@ -251,26 +251,27 @@ def test_warm_and_cold_targets_by_hand() -> None:
     assert cold.metrics == {"recall@1": 0, "hit@1": 0, "recall@2": 1, "hit@2": 1}
     lines = [line.split() for line in table(report).splitlines()]
     assert ["warm", "1", "1", "1.0000", "1.0000"] in lines and ["cold", "2", "2", "1.0000", "1.0000"] in lines
-    assert [part.name for part in measured().report.by_target] == ["warm"], "where there are none"
-    assert "cold" not in table(measured().report)
+    assert [part.name for part in evaluate_log().report.by_target] == ["warm"], "without cold targets"
+    assert "cold" not in table(evaluate_log().report)
 
 
 def test_ties_count_against_the_scorer() -> None:
-    report = measured(scorer=Table(torch.zeros(6, 6))).report
+    report = evaluate_log(scorer=Table(torch.zeros(6, 6))).report
     assert report.metrics["recall@2"] == 0 and report.metrics["hit@2"] == 0
     deep = EvaluateSettings(seen="keep", at=(5,), bootstrap=0)
-    assert measured(scorer=Table(torch.zeros(6, 6)), how=deep).report.metrics["recall@5"] == 1  # all five are shown
+    # the list holds all five
+    assert evaluate_log(scorer=Table(torch.zeros(6, 6)), how=deep).report.metrics["recall@5"] == 1
 
 
-# --- laws over random logs -------------------------------------------------------------------------------------------
+# --- properties over random logs -------------------------------------------------------------------------------------
 
 
 def random_log(seed: int, *, users: int = 12, n_items: int = 8) -> Sequences:
-    """Everybody begins with item 1, so that nobody is answered by popularity, whose ties are broken by number."""
+    """Every user begins with item 1, so that no query is answered by popularity, whose ties are broken by number."""
     rng = np.random.default_rng(seed)
     walks = [sorted(rng.integers(0, 26, rng.integers(1, 12)).tolist()) for _ in range(users)]
-    drawn = [[(int(rng.integers(1, n_items + 1)), day) for day in walk] for walk in walks]
-    return days([(1, 0), (1, 20)], *([(1, 0), *walk] for walk in drawn))
+    events = [[(int(rng.integers(1, n_items + 1)), day) for day in walk] for walk in walks]
+    return days([(1, 0), (1, 20)], *([(1, 0), *walk] for walk in events))
 
 
 def random_scorer(seed: int, *, ties: bool, n_items: int = 8) -> Table:
@@ -279,43 +280,43 @@ def random_scorer(seed: int, *, ties: bool, n_items: int = 8) -> Table:
     return Table(torch.from_numpy(scores).float())
 
 
-def recall_slowly(log: Sequences, scorer: Table, age: float, k: int) -> dict[int, float]:
+def plain_recall(log: Sequences, scorer: Table, age: float, k: int) -> dict[int, float]:
     """User by user and item by item, seen items kept."""
-    known = {int(item) for item, time in zip(log.items, log.times, strict=True) if time < 5 * DAY}
+    candidates = {int(item) for item, time in zip(log.items, log.times, strict=True) if time < 5 * DAY}
     table, result = scorer.table.tolist(), {}
     for user in range(log.n_users):
         rows = range(log.offsets[user], log.offsets[user + 1])
         events = [(int(log.items[row]), int(log.times[row]) / DAY) for row in rows]
-        read = [item for item, day in events if day < 10 - age and item in known]
+        history = [item for item, day in events if day < 10 - age and item in candidates]
         targets = {item for item, day in events if 10 < day <= 24}
         if targets:
-            scores = table[read[-1]]
-            within = {item for item in known if sum(scores[other] >= scores[item] for other in known) <= k}
+            scores = table[history[-1]]
+            within = {item for item in candidates if sum(scores[other] >= scores[item] for other in candidates) <= k}
             result[user] = len(targets & within) / len(targets)
     return result
 
 
 @given(st.integers(0, 10_000), st.booleans(), st.sampled_from([0, 1, 4, 9]))
 @settings(max_examples=20)
-def test_recall_is_what_counting_gives(seed: int, ties: bool, age: float) -> None:
+def test_recall_equals_plain_counting(seed: int, ties: bool, age: float) -> None:
     log, scorer = random_log(seed), random_scorer(seed, ties=ties)
     how = EvaluateSettings(seen="keep", at=(1, 3, 8), bootstrap=0)
-    evaluation = measured(log, how=how, ages=(age,), scorer=scorer, n_items=8)
+    evaluation = evaluate_log(log, how=how, ages=(age,), scorer=scorer, n_items=8)
     for k in how.at:
-        slowly = recall_slowly(log, scorer, age, k)
-        assert evaluation.users.tolist() == list(slowly)
-        assert evaluation.values[age][f"recall@{k}"] == pytest.approx(list(slowly.values()))
+        expected = plain_recall(log, scorer, age, k)
+        assert evaluation.users.tolist() == list(expected)
+        assert evaluation.values[age][f"recall@{k}"] == pytest.approx(list(expected.values()))
 
 
-def parts_slowly(log: Sequences, scorer: Table, k: int, *, cold: bool) -> list[float]:
-    """The recall of each user with targets that training met, or never met, over these, counted one by one. Every
-    item may be answered and read."""
-    met = {int(item) for item, time in zip(log.items, log.times, strict=True) if time < 5 * DAY}
+def plain_recalls(log: Sequences, scorer: Table, k: int, *, cold: bool) -> list[float]:
+    """The recall over each user's warm or cold targets, counted one by one, if every item may be recommended and
+    read."""
+    warm = {int(item) for item, time in zip(log.items, log.times, strict=True) if time < 5 * DAY}
     recalls = []
     for user in range(log.n_users):
         rows = range(log.offsets[user], log.offsets[user + 1])
         events = [(int(log.items[row]), int(log.times[row]) / DAY) for row in rows]
-        targets = {item for item, day in events if 10 < day <= 24 and (item not in met) == cold}
+        targets = {item for item, day in events if 10 < day <= 24 and (item not in warm) == cold}
         if targets:
             scores = scorer.table[[item for item, day in events if day < 10][-1]].tolist()[1:]
             within = [item for item in targets if sum(other >= scores[item - 1] for other in scores) <= k]
@@ -325,18 +326,20 @@ def parts_slowly(log: Sequences, scorer: Table, k: int, *, cold: bool) -> list[f
 
 @given(st.integers(0, 10_000), st.booleans())
 @settings(max_examples=20)
-def test_warm_and_cold_targets_are_what_counting_gives(seed: int, ties: bool) -> None:
+def test_recall_of_warm_and_cold_targets_equals_plain_counting(seed: int, ties: bool) -> None:
     log, scorer = random_log(seed, users=6, n_items=20), random_scorer(seed, ties=ties, n_items=20)
     how = EvaluateSettings(seen="keep", at=(1, 5, 12), bootstrap=0)
-    whole, everything = SplitLog(log, split_at(log), 20), np.arange(21) > 0
+    split_log, everything = SplitLog(log, split_at(log), 20), np.arange(21) > 0
     report = evaluate_window(
-        scorer, whole, TargetWindow(14), settings=how, answerable=lambda _: everything, baselines=False
+        scorer, split_log, TargetWindow(14), settings=how, answerable=lambda _: everything, baselines=False
     ).report
-    slowly = {name: {k: parts_slowly(log, scorer, k, cold=name == "cold") for k in how.at} for name in ("warm", "cold")}
-    assert [part.name for part in report.by_target] == [name for name, by_depth in slowly.items() if by_depth[1]]
+    expected = {
+        name: {k: plain_recalls(log, scorer, k, cold=name == "cold") for k in how.at} for name in ("warm", "cold")
+    }
+    assert [part.name for part in report.by_target] == [name for name, by_depth in expected.items() if by_depth[1]]
     assert sum(part.targets for part in report.by_target) == report.targets
     for part in report.by_target:
-        for k, recalls in slowly[part.name].items():
+        for k, recalls in expected[part.name].items():
             assert part.users == len(recalls)
             assert part.metrics[f"recall@{k}"] == pytest.approx(np.mean(recalls))
             assert part.metrics[f"hit@{k}"] == pytest.approx(np.mean([recall > 0 for recall in recalls]))
@@ -346,7 +349,7 @@ def test_warm_and_cold_targets_are_what_counting_gives(seed: int, ties: bool) ->
 @settings(max_examples=20)
 def test_recall_and_hits_rise_with_depth(seed: int) -> None:
     how = EvaluateSettings(at=(1, 2, 4, 8), bootstrap=0)
-    values = measured(random_log(seed), how=how, scorer=random_scorer(seed, ties=True), n_items=8).values[0]
+    values = evaluate_log(random_log(seed), how=how, scorer=random_scorer(seed, ties=True), n_items=8).values[0]
     for name in ("recall", "hit"):
         rising = np.stack([values[f"{name}@{k}"] for k in how.at])
         assert (np.diff(rising, axis=0) >= 0).all() and (rising <= 1).all() and (rising >= 0).all()
@@ -355,7 +358,7 @@ def test_recall_and_hits_rise_with_depth(seed: int) -> None:
 
 @given(st.integers(0, 10_000))
 @settings(max_examples=20)
-def test_numbering_items_otherwise_changes_nothing(seed: int) -> None:
+def test_renumbering_items_changes_nothing(seed: int) -> None:
     rng = np.random.default_rng(seed)
     log, table = random_log(seed), random_scorer(seed, ties=False).table
     other = np.concatenate(([0], rng.permutation(8) + 1))  # other[item] is its new number
@@ -363,8 +366,8 @@ def test_numbering_items_otherwise_changes_nothing(seed: int) -> None:
     renumbered = Sequences(offsets=log.offsets, items=other[log.items].astype(np.int32), times=log.times)
     interest = np.concatenate(([0], rng.integers(1, 4, 8)))
     how = EvaluateSettings(at=(1, 3), bootstrap=20)
-    one = measured(log, how=how, ages=(0, 2), scorer=Table(table), interest=interest, n_items=8)
-    two = measured(
+    one = evaluate_log(log, how=how, ages=(0, 2), scorer=Table(table), interest=interest, n_items=8)
+    two = evaluate_log(
         renumbered, how=how, ages=(0, 2), scorer=Table(table[back][:, back]), interest=interest[back], n_items=8
     )
     assert one.report == two.report
@@ -372,8 +375,8 @@ def test_numbering_items_otherwise_changes_nothing(seed: int) -> None:
 
 def test_age_0_is_the_plain_evaluation() -> None:
     log, how = random_log(3), EvaluateSettings(at=(1, 3), bootstrap=20)
-    plain = measured(log, how=how, n_items=8, scorer=random_scorer(3, ties=False))
-    aged = measured(log, how=how, n_items=8, scorer=random_scorer(3, ties=False), ages=(9, 1, 3, 7, 0))
+    plain = evaluate_log(log, how=how, n_items=8, scorer=random_scorer(3, ties=False))
+    aged = evaluate_log(log, how=how, n_items=8, scorer=random_scorer(3, ties=False), ages=(9, 1, 3, 7, 0))
     assert [age.days for age in aged.report.ages] == [0, 1, 3, 7, 9]
     assert aged.report.metrics == aged.report.ages[0].metrics == plain.report.metrics
     assert aged.values[0]["recall@3"].tolist() == plain.values[0]["recall@3"].tolist()
@@ -384,9 +387,9 @@ def test_age_0_is_the_plain_evaluation() -> None:
 # --- the report ------------------------------------------------------------------------------------------------------
 
 
-def test_the_baselines_are_measured_by_the_same_rules_and_all_of_it_is_shown() -> None:
+def test_baselines_are_measured_by_the_same_rules_and_reported() -> None:
     how = EvaluateSettings(at=(1, 3), bootstrap=50)
-    evaluation = measured(
+    evaluation = evaluate_log(
         random_log(1, users=40), how=how, ages=(0, 2), n_items=8, scorer=random_scorer(1, ties=False), baselines=True
     )
     report = evaluation.report
@@ -402,15 +405,18 @@ def test_the_baselines_are_measured_by_the_same_rules_and_all_of_it_is_shown() -
     assert "lost since" not in table(msgspec.structs.replace(report, ages=report.ages[:1]))
 
 
-def test_what_cannot_be_measured_is_refused() -> None:
-    for ages, ahead, says in (
+def test_invalid_ages_and_days_are_refused() -> None:
+    for ages, ahead, option in (
         ((-1,), 14, "--ages"),
         ((math.nan,), 14, "--ages"),
         ((1e6,), 14, "--ages"),
         ((0,), 0, "--days"),
         ((0,), 1e6, "--days"),
     ):
-        with pytest.raises(SettingsError, match=says):
+        with pytest.raises(SettingsError, match=option):
             evaluate_window(
-                by_last_item(ORDERS, 5), SplitLog(WALKS, split_at(WALKS), 5), TargetWindow(ahead, ages), settings=KEPT
+                by_last_item(ORDERS, 5),
+                SplitLog(WALKS, split_at(WALKS), 5),
+                TargetWindow(ahead, ages),
+                settings=KEEP_SEEN,
             )

@@ -24,7 +24,7 @@ def sequences_of(*users: Sequence[int], times: Sequence[Sequence[int]] | None = 
 
 
 def histories_of(*users: Sequence[int]) -> Batch:
-    """A question a list."""
+    """One query per list."""
     return Batch(
         items=np.array([item for user in users for item in user], dtype=np.int64),
         times=np.array([time for user in users for time in range(len(user))], dtype=np.int64),

@@ -19,7 +19,7 @@ def log_of(items: list[list[int]]) -> Sequences:
 
 
 def random_log(users: int = 90, *, n_items: int = N_ITEMS, seed: int = 0) -> Sequences:
-    """Items of one half go together, mostly, popular ones more often; some come twice."""
+    """Histories mostly within one half of the items, popular ones more often, with repeats."""
     rng = np.random.default_rng(seed)
     chances = 1 / np.arange(1, n_items // 2 + 1)
     positions = rng.choice(n_items // 2, (users, 9), p=chances / chances.sum())
@@ -28,7 +28,7 @@ def random_log(users: int = 90, *, n_items: int = N_ITEMS, seed: int = 0) -> Seq
 
 
 def log_of_kinds() -> Sequences:
-    """Every user had all forty items, ten of a kind at a time: only nearness shows the kinds."""
+    """Every user has all forty items, ten of a kind in a row: only distance in the sequence separates the kinds."""
     rng = np.random.default_rng(3)
     kinds = np.arange(1, N_ITEMS + 1).reshape(4, 10)
     return log_of(

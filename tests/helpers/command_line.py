@@ -29,24 +29,24 @@ def tree(folder: Path) -> dict[str, bytes | None]:
     }
 
 
-def assert_refused(said: Said, *words: str, code: int = 1) -> None:
+def assert_refused(result: Said, *words: str, code: int = 1) -> None:
     """A sentence or two with these words, nothing on standard output, no traceback."""
-    assert "Traceback" not in said.err, said.err
-    assert said.code == code, said
-    assert said.out == ""
+    assert "Traceback" not in result.err, result.err
+    assert result.code == code, result
+    assert result.out == ""
     if code == 1:
-        assert 1 <= len(said.err.splitlines()) <= 2, said.err
-        assert said.err.rstrip().endswith((".", "…")), said.err
-    missing = [word for word in words if word not in " ".join(said.err.split())]
-    assert not missing, f"{missing} not in: {said.err}"
+        assert 1 <= len(result.err.splitlines()) <= 2, result.err
+        assert result.err.rstrip().endswith((".", "…")), result.err
+    missing = [word for word in words if word not in " ".join(result.err.split())]
+    assert not missing, f"{missing} not in: {result.err}"
 
 
-def object_of(said: Said) -> dict[str, Any]:
+def object_of(result: Said) -> dict[str, Any]:
     """The one JSON object on standard output."""
-    assert said.code == 0, said
-    assert said.out.endswith("}\n")
-    assert said.out.count("\n") == 1
-    body = json.loads(said.out)
+    assert result.code == 0, result
+    assert result.out.endswith("}\n")
+    assert result.out.count("\n") == 1
+    body = json.loads(result.out)
     assert isinstance(body, dict)
     return body
 
@@ -64,17 +64,17 @@ class CommandLine:
     def __call__(self, *arguments: object) -> Said:
         self._monkeypatch.setattr("sys.argv", ["segue", *map(str, arguments)])
         self._capsys.readouterr()
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as exit_info:
             segue.cli.main()
         out, err = self._capsys.readouterr()
-        assert isinstance(left.value.code, int)
-        return Said(left.value.code, out, err)
+        assert isinstance(exit_info.value.code, int)
+        return Said(exit_info.value.code, out, err)
 
     def does(self, *arguments: object) -> str:
-        """What a command that must succeed prints."""
-        said = self(*arguments)
-        assert said.code == 0, said
-        return said.out
+        """The output of a command that must succeed."""
+        result = self(*arguments)
+        assert result.code == 0, result
+        return result.out
 
     def answers(self, *arguments: object) -> dict[str, Any]:
         """The object that a command prints with --json."""
@@ -83,7 +83,7 @@ class CommandLine:
     def refuses(self, *arguments: object, says: tuple[str, ...], code: int = 1) -> str:
         """The command is refused with these words and leaves every file and folder as it was."""
         before = tree(self.folder)
-        said = self(*arguments)
-        assert_refused(said, *says, code=code)
+        result = self(*arguments)
+        assert_refused(result, *says, code=code)
         assert tree(self.folder) == before
-        return said.err
+        return result.err

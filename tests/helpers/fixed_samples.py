@@ -1,4 +1,4 @@
-"""Samples and vectors that a test chooses, and a watch over what is made."""
+"""Fixed samples and vectors, and a record of the largest tensor created."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def of_targets(groups: Tensor | None, targets: Tensor) -> Groups | None:
 
 
 def model_of(vectors: Sequence[Sequence[float]], similarity: Literal["dot", "cosine"] = "dot") -> SequenceModel:
-    """One whose states are compared as they are with these items, numbered from 1."""
+    """A model that compares its states directly with these item vectors, numbered from 1."""
     shape = model_settings(kind="sasrec", width=len(vectors[0]), depth=1, similarity=similarity)
     model = build_model(shape, len(vectors), generator=torch.Generator().manual_seed(0)).double()
     with torch.no_grad():
@@ -62,14 +62,14 @@ def model_of(vectors: Sequence[Sequence[float]], similarity: Literal["dot", "cos
 
 
 class LargestMade(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Remembers how many numbers the largest tensor of integers or truths made under it has."""
+    """Records the size of the largest integer or boolean tensor created within it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.numbers = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if isinstance(made, Tensor) and not made.is_floating_point():
-            self.numbers = max(self.numbers, made.numel())
-        return made
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and not result.is_floating_point():
+            self.numbers = max(self.numbers, result.numel())
+        return result

@@ -14,7 +14,7 @@ from segue.layers.packed import PackedBatch, tensors
 
 
 def batch_of(*lengths: int) -> PackedBatch:
-    """Users of these lengths; what their items are does not matter to layers."""
+    """Users with histories of these lengths; layers do not use the items."""
     total = sum(lengths)
     return tensors(
         Batch(
@@ -29,12 +29,12 @@ def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Te
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def assert_close(found: Tensor, expected: Tensor | Sequence[Sequence[float]], atol: float) -> None:
-    wanted = expected if isinstance(expected, Tensor) else torch.tensor(expected, dtype=found.dtype)
-    torch.testing.assert_close(found, wanted, rtol=0, atol=atol)
+def assert_close(actual: Tensor, expected: Tensor | Sequence[Sequence[float]], atol: float) -> None:
+    expected_tensor = expected if isinstance(expected, Tensor) else torch.tensor(expected, dtype=actual.dtype)
+    torch.testing.assert_close(actual, expected_tensor, rtol=0, atol=atol)
 
 
 def most_chi_square(cells: int) -> float:
-    """What a chi-square statistic over this many cells stays below 999 times in 1000 (Wilson and Hilferty)."""
+    """The 99.9 % quantile of the chi-square statistic over this many cells (Wilson and Hilferty)."""
     freedom = cells - 1
     return freedom * (1 - 2 / (9 * freedom) + 3.09 * math.sqrt(2 / (9 * freedom))) ** 3

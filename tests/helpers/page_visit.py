@@ -1,4 +1,4 @@
-"""The page as a visitor uses it: actions, and what is shown then. Errors of the browser are collected."""
+"""A visitor's actions on the page and what it then shows. Errors of the browser are collected."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Visit:
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
 
     def _listen(self, message: ConsoleMessage) -> None:
-        """Breaches of the content policy come this way too."""
+        """Violations of the content policy arrive here too."""
         if message.type in ("error", "warning"):
             self.complaints.append(message.text)
 
@@ -33,7 +33,7 @@ class Visit:
         self.complaints = [text for text in self.complaints if not text.startswith(NOT_LOADED)]
 
     def open(self, address: str = "/") -> None:
-        """Go there and wait until something is answered."""
+        """Open an address and wait for answers."""
         self.page.goto(self.url + address)
         expect(self.answers.first).to_be_visible()
 
@@ -61,11 +61,11 @@ class Visit:
         (within or self.page).get_by_role("button", name=name, exact=True).click()
 
     def choose(self, group: str, name: str) -> None:
-        """Choose one of a row of choices."""
+        """Choose one of a group of options."""
         self.page.get_by_role("group", name=group).get_by_role("radio", name=name, exact=True).check()
 
     def ask_why(self, rank: int) -> None:
-        """Ask why of the answer at this rank, counted from 0, and wait for the explanation."""
+        """Open the explanation of the answer at this rank, counted from 0."""
         self.page.locator("#answers .why-button").nth(rank).click()
         expect(self.detail.get_by_role("heading", name="What each item contributed")).to_be_visible()
 
@@ -78,5 +78,5 @@ class Visit:
         expect(self.answers).to_have_text([item["title"] or item["id"] for item in answer["items"]])
 
     def fits(self) -> bool:
-        """Whether nothing stands out to the side."""
+        """Whether nothing overflows to the side."""
         return bool(self.page.evaluate("document.documentElement.scrollWidth <= innerWidth"))

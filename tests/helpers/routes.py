@@ -1,4 +1,4 @@
-"""Round routes: after any stop, what comes next is certain. Stops are numbered from 1, route after route."""
+"""Circular routes: the stop after any stop is certain. Stops are numbered from 1, route after route."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ LEAST, MOST = 12, 15  # stops of a user
 
 
 def drive(route: int, first: int, stops: int) -> list[int]:
-    """From a stop on, round and round."""
-    return [STOPS * route + (first + place) % STOPS + 1 for place in range(stops)]
+    """Stops of a route from `first` on, cyclic."""
+    return [STOPS * route + (first + step) % STOPS + 1 for step in range(stops)]
 
 
 def begins() -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """(route, first stop) where users begin, and where nobody does."""
+    """(route, first stop) of the users, and those held out."""
     every = list(itertools.product(range(ROUTES), range(STOPS)))
     held_out = set(np.random.default_rng(2).permutation(len(every))[:34].tolist())
     return (
-        [begin for place, begin in enumerate(every) if place not in held_out],
-        [begin for place, begin in enumerate(every) if place in held_out],
+        [begin for index, begin in enumerate(every) if index not in held_out],
+        [begin for index, begin in enumerate(every) if index in held_out],
     )
 
 
@@ -32,7 +32,7 @@ def drives(users: int = 300) -> list[list[int]]:
 
 
 def held_out_prefixes() -> list[tuple[list[int], list[int]]]:
-    """Histories of two to seven stops that begin where no user does, and the five stops that come next."""
+    """Histories of two to seven stops from the held-out starts, and the five stops that follow."""
     return [
         (drive(route, first, stops), drive(route, first + stops, 5))
         for (route, first), stops in itertools.product(begins()[1], range(2, 8))

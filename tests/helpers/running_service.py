@@ -1,4 +1,4 @@
-"""`segue serve` as it is run, in a process of its own."""
+"""The real `segue serve`, in its own process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAIT = 60  # seconds; a busy machine may take long, but not for ever
 
 
 class Served:
-    """A running `segue serve` and what it wrote."""
+    """A running `segue serve` and its output."""
 
     def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
         self.process = process
@@ -32,7 +32,7 @@ class Served:
         return [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
 
     def stop(self) -> None:
-        """SIGTERM: everything of it ends, with exit code 0 and without a complaint."""
+        """Send SIGTERM: all its processes must end, with exit code 0 and no errors."""
         family = self.family()
         self.process.send_signal(signal.SIGTERM)
         self.ended(family)
@@ -42,16 +42,16 @@ class Served:
         assert self.process.returncode == 0, self.errors.decode()
         assert b"Traceback" not in self.errors, self.errors.decode()
         _, alive = psutil.wait_procs(family, timeout=5)
-        assert not alive, "nothing is left running"
+        assert not alive, "child processes are still running"
 
     def lines(self) -> list[dict[str, Any]]:
-        """The log, which is JSON all through."""
+        """The log, whose every line is JSON."""
         return [json.loads(line) for line in self.errors.splitlines() if not line.startswith(b"The store ")]
 
 
 @contextlib.contextmanager
 def serving(*arguments: object, cwd: Path) -> Iterator[Served]:
-    """The command in a process of its own, which is gone afterwards whatever happens."""
+    """The command in its own process, which is killed afterwards in any case."""
     with subprocess.Popen(
         [sys.executable, "-m", "segue.cli", "serve", *map(str, arguments), "--port", "0", "--json"],
         stdout=subprocess.PIPE,
@@ -65,9 +65,9 @@ def serving(*arguments: object, cwd: Path) -> Iterator[Served]:
             assert process.stdout is not None
             first = process.stdout.readline()
             assert first, process.communicate()[1].decode()
-            served = Served(process, json.loads(first)["url"])
-            with served.client:
-                yield served
+            server = Served(process, json.loads(first)["url"])
+            with server.client:
+                yield server
         finally:
             watch.cancel()
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -32,7 +32,7 @@ def index_settings(**keys: Any) -> IndexSettings:
 
 
 def _decoded(keys: dict[str, Any], annotation: Any, path: str, default: Any) -> Any:
-    """The settings; as they never change, those of the same keys are decoded once."""
+    """The settings; they are immutable, so equal keys are decoded once."""
     items = tuple((key, type(value), value) for key, value in keys.items())  # by type, because True == 1
     try:
         return _decoded_once(items, annotation, path, default)

@@ -1,4 +1,4 @@
-"""Small models as runs, and what `segue export` makes of them."""
+"""Small models as runs, and their exports."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def recommender_of(
     ids: Sequence[str] | None = None,
     titles: Sequence[str | None] | None = None,
 ) -> Recommender:
-    """A run of the model whose items are called i1, i2, … and were all seen once, unless it is told otherwise."""
+    """A run of the model with items i1, i2, … and one event each by default."""
     n_items = model.items.n_items
     columns: dict[str, Any] = {
         "id": ids or [f"i{number}" for number in range(1, n_items + 1)],
         "count": counts or [1] * n_items,
     }
     table = Vocabulary(pl.DataFrame(columns if titles is None else columns | {"title": titles}))
-    known = model.answerable(np.array([0, *table.table["count"].to_list()]))
+    candidates = model.answerable(np.array([0, *table.table["count"].to_list()]))
     model.eval().requires_grad_(requires_grad=False)
-    return Recommender(model, build_index(model, known, index_settings()), table)
+    return Recommender(model, build_index(model, candidates, index_settings()), table)
 
 
 def exported(recommender: Recommender, folder: Path) -> SlimRecommender:
@@ -43,11 +43,11 @@ def exported(recommender: Recommender, folder: Path) -> SlimRecommender:
     return SlimRecommender.open(folder / "model.onnx", threads=1)
 
 
-def assert_same_answers(found: Sequence[Recommendation], expected: Sequence[Recommendation]) -> None:
-    """The same ids, and scores that differ by rounding alone."""
-    for one, other in zip(found, expected, strict=True):
-        assert (one.ids, one.unknown, one.fallback) == (other.ids, other.unknown, other.fallback)
-        assert [item.title for item in one.items] == [item.title for item in other.items]
+def assert_same_answers(answers: Sequence[Recommendation], expected: Sequence[Recommendation]) -> None:
+    """Equal ids, and scores equal up to rounding."""
+    for answer, other in zip(answers, expected, strict=True):
+        assert (answer.ids, answer.unknown, answer.fallback) == (other.ids, other.unknown, other.fallback)
+        assert [item.title for item in answer.items] == [item.title for item in other.items]
         np.testing.assert_allclose(
-            [item.score for item in one.items], [item.score for item in other.items], rtol=1e-5, atol=1e-5
+            [item.score for item in answer.items], [item.score for item in other.items], rtol=1e-5, atol=1e-5
         )

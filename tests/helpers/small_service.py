@@ -1,4 +1,4 @@
-"""A service over a tiny catalogue with untrained weights: its answers are arbitrary and exactly repeatable."""
+"""A service over a tiny catalogue with untrained weights: its answers are arbitrary but deterministic."""
 
 from __future__ import annotations
 
@@ -59,9 +59,11 @@ def tiny_recommender(
 def small_service(store: Path, *recommenders: Recommender, runs: Path | None = None) -> Service:
     """Recommenders called "first" and "second", over a SQLite file; `runs`: a folder of runs to switch to. The
     application that it is given to must run it."""
-    served = [ServedModel(name, model) for name, model in zip(("first", "second"), recommenders, strict=False)]
-    opened = open_store(str(store))
-    return Service(LocalEngine(ServingEngine(Models(served, runs=runs, store=opened), opened)), opened, Metrics())
+    entries = [ServedModel(name, model) for name, model in zip(("first", "second"), recommenders, strict=False)]
+    histories = open_store(str(store))
+    return Service(
+        LocalEngine(ServingEngine(Models(entries, runs=runs, store=histories), histories)), histories, Metrics()
+    )
 
 
 def models_of(service: Service) -> Models:
@@ -128,7 +130,7 @@ def ids(response: httpx.Response) -> list[str]:
 
 
 def post_events(client: Client | httpx.Client, *events: dict[str, Any]) -> dict[str, Any]:
-    """Send events, which must be taken."""
+    """Send events, which must be accepted."""
     response = client.post("/events", json={"events": list(events)})
     assert response.status_code == 200, response.text
     body: dict[str, Any] = response.json()

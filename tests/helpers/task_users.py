@@ -1,4 +1,4 @@
-"""Batches whose every event can be told from the others, and a bound for chi-square tests."""
+"""Batches in which every event is distinct, and a bound for chi-square tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ some_users = st.lists(st.lists(st.integers(1, 50), min_size=2, max_size=9), min_
 
 
 def batch_of(histories: Sequence[Sequence[int]]) -> Batch:
-    """Every event has its own time and value: ten times its place in the batch, and that place."""
+    """Every event has its own time and value: ten times its index in the batch, and that index."""
     lengths = [len(history) for history in histories]
     total = sum(lengths)
     return Batch(
@@ -34,12 +34,12 @@ def owners(lengths: np.ndarray) -> np.ndarray:
     return np.repeat(np.arange(len(lengths)), lengths)
 
 
-def chi_square(found: np.ndarray, expected: np.ndarray) -> float:
-    assert found.sum() == round(expected.sum()) and (expected >= 5).all()
-    return float(((found - expected) ** 2 / expected).sum())
+def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
+    assert counts.sum() == round(expected.sum()) and (expected >= 5).all()
+    return float(((counts - expected) ** 2 / expected).sum())
 
 
 def most_chi_square(cells: int) -> float:
-    """What a chi-square statistic over this many cells stays below 999 times in 1000 (Wilson and Hilferty)."""
+    """The 99.9 % quantile of the chi-square statistic over this many cells (Wilson and Hilferty)."""
     freedom = cells - 1
     return freedom * (1 - 2 / (9 * freedom) + 3.09 * math.sqrt(2 / (9 * freedom))) ** 3

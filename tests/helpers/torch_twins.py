@@ -16,12 +16,12 @@ from segue.layers.decoders.transformer import DecoderBlock
 def torch_attention(ours: Attention) -> nn.MultiheadAttention:
     width = ours.query.in_features
     theirs = nn.MultiheadAttention(width, ours.heads, batch_first=True, dtype=torch.float64)
-    _copied(theirs, _attention(theirs, ours))
+    _copy(theirs, _attention(theirs, ours))
     return theirs
 
 
 def torch_encoder(ours: PreNormBlock | PostNormBlock) -> nn.TransformerEncoderLayer:
-    """In training mode: the other has numerics of its own."""
+    """In training mode: torch's inference path has other numerics."""
     theirs = nn.TransformerEncoderLayer(
         ours.attention.query.in_features,
         ours.attention.heads,
@@ -39,7 +39,7 @@ def torch_encoder(ours: PreNormBlock | PostNormBlock) -> nn.TransformerEncoderLa
         *_norm(theirs.norm1, ours.norm_attention),
         *_norm(theirs.norm2, ours.norm_forward),
     ]
-    _copied(theirs, pairs)
+    _copy(theirs, pairs)
     return theirs
 
 
@@ -61,7 +61,7 @@ def torch_decoder(ours: DecoderBlock) -> nn.TransformerDecoderLayer:
         *_norm(theirs.norm2, ours.norm_across),
         *_norm(theirs.norm3, ours.norm_forward),
     ]
-    _copied(theirs, pairs)
+    _copy(theirs, pairs)
     return theirs
 
 
@@ -90,8 +90,8 @@ def _norm(theirs: nn.LayerNorm, ours: nn.LayerNorm) -> list[tuple[Tensor, Tensor
     return [(theirs.weight, ours.weight), (theirs.bias, ours.bias)]
 
 
-def _copied(theirs: nn.Module, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-    assert len(pairs) == len(list(theirs.parameters())), "all of theirs have one of ours"
+def _copy(theirs: nn.Module, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    assert len(pairs) == len(list(theirs.parameters())), "a parameter of torch's module has no counterpart"
     with torch.no_grad():
         for their, our in pairs:
             their.copy_(our)

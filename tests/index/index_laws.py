@@ -1,4 +1,4 @@
-"""What every index must answer: the definition, written as a sort, and cases that are hard to get right."""
+"""The expected answers of every index by a full sort, and hard cases."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ PADDED = (0, float("-inf"))
 
 @dataclass(frozen=True)
 class Case:
-    """A question's score of an item is the inner product of small whole numbers, so it is exact and ties abound."""
+    """A query's score of an item is an inner product of small whole numbers: exact, with many ties."""
 
     vectors: np.ndarray  # [V + 1, D]
     queries: np.ndarray  # [B, D]
     k: int
     candidates: np.ndarray  # [V + 1] bool
-    exclude: list[list[int]] | None  # one list a question
-    only: list[int] | None  # for all questions
-    only_each: list[list[int]] | None  # one list a question
+    exclude: list[list[int]] | None  # one list per query
+    only: list[int] | None  # for all queries
+    only_each: list[list[int]] | None  # one list per query
 
     @property
     def only_argument(self) -> np.ndarray | Ragged | None:
@@ -34,10 +34,10 @@ class Case:
         return None if self.only is None else np.array(self.only, dtype=np.int64)
 
     def expected(self, row: int) -> list[tuple[int, float]]:
-        """All that may be answered to a question, sorted by score descending, then by number."""
+        """The allowed items of a query with their scores, by score descending, then by number."""
         only = self.only if self.only_each is None else self.only_each[row]
-        known = {number for number in range(1, len(self.vectors)) if self.candidates[number]}
-        numbers = known - set([] if self.exclude is None else self.exclude[row])
+        eligible = {number for number in range(1, len(self.vectors)) if self.candidates[number]}
+        numbers = eligible - set([] if self.exclude is None else self.exclude[row])
         allowed = numbers if only is None else numbers & set(only)
         scored = sorted((-float(self.vectors[number] @ self.queries[row]), number) for number in allowed)
         return [(number, -negative) for negative, number in scored[: self.k]]
@@ -63,21 +63,21 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def assert_sorted_answers(index: ItemIndex, queries: Tensor, case: Case) -> None:
-    """`queries` are the case's as the index takes them. So there are k answers whenever k remain, too."""
+    """`queries` are the case's, as the index takes them. There are k answers whenever k items remain."""
     exclude = None if case.exclude is None else Ragged.of_lists(case.exclude)
     items, scores = index.search(queries, case.k, exclude=exclude, only=case.only_argument)
     assert (items.dtype, scores.dtype) == (torch.int64, torch.float32)
     assert items.shape == scores.shape and items.shape[1] <= case.k
     for row in range(len(queries)):
-        found = list(zip(items[row].tolist(), scores[row].tolist(), strict=True))
-        kept = [pair for pair in found if pair != PADDED]
-        assert found == kept + [PADDED] * (len(found) - len(kept)), "padding only at the end"
-        assert kept == case.expected(row)
+        answers = list(zip(items[row].tolist(), scores[row].tolist(), strict=True))
+        valid = [pair for pair in answers if pair != PADDED]
+        assert answers == valid + [PADDED] * (len(answers) - len(valid)), "padding only at the end"
+        assert valid == case.expected(row)
 
 
-def assert_little_left(build: Callable[[np.ndarray], tuple[ItemIndex, Tensor]]) -> None:
-    """More asked for than there is, nothing allowed, everything excluded; `build` gives three equal items an index and
-    one question."""
+def assert_edge_cases(build: Callable[[np.ndarray], tuple[ItemIndex, Tensor]]) -> None:
+    """k above the number of items, nothing allowed, everything excluded, no query; `build` gives an index of three
+    equal items and one query."""
     index, query = build(np.ones((4, 2), dtype=np.float32))
     items, scores = index.search(query, 100)
     assert items.tolist() == [[1, 2, 3]] and scores.shape == (1, 3) and index.n_items == 3

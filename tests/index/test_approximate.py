@@ -1,4 +1,4 @@
-"""Approximate search finds what it says it finds, filters cost nothing of it, and its file is all of it."""
+"""Approximate search has the recall that it reports, filters cost no recall, and its file is the whole index."""
 
 from __future__ import annotations
 
@@ -40,12 +40,14 @@ def best_numbers(index: ApproximateIndex, queries: Tensor, k: int) -> list[set[i
 
 def share(items: Tensor, best: list[set[int]]) -> float:
     return float(
-        np.mean([len(set(row) & wanted) / len(wanted) for row, wanted in zip(items.tolist(), best, strict=True)])
+        np.mean([len(set(row) & expected) / len(expected) for row, expected in zip(items.tolist(), best, strict=True)])
     )
 
 
-def test_it_finds_what_it_says_and_looks_at_few(index: ApproximateIndex, monkeypatch: pytest.MonkeyPatch) -> None:
-    queries = clustered(100, seed=3)  # neither fitted to nor measured on
+def test_it_has_its_reported_recall_and_probes_few_lists(
+    index: ApproximateIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queries = clustered(100, seed=3)  # not those that the index was built with
     monkeypatch.setattr(index.exact, "search", None)
     assert index.recall.queries == 200
     assert index.recall.share >= 0.98
@@ -56,13 +58,13 @@ def test_it_finds_what_it_says_and_looks_at_few(index: ApproximateIndex, monkeyp
     assert len(index.lists.centres) == round(4 * ITEMS**0.5)
 
 
-def test_the_recall_asked_for_says_how_many_lists_are_looked_into(index: ApproximateIndex) -> None:
-    found = []
+def test_a_higher_target_recall_probes_more_lists(index: ApproximateIndex) -> None:
+    probes = []
     for goal in (0.5, 0.9, 1.0):
-        made = ApproximateIndex.build(clustered(ITEMS + 1, seed=1), least_recall=goal, queries=clustered(100, seed=2))
-        assert made.recall.share >= goal - 0.02
-        found.append(made.probes)
-    assert found[0] < found[1] < index.probes < found[2]
+        other = ApproximateIndex.build(clustered(ITEMS + 1, seed=1), least_recall=goal, queries=clustered(100, seed=2))
+        assert other.recall.share >= goal - 0.02
+        probes.append(other.probes)
+    assert probes[0] < probes[1] < index.probes < probes[2]
 
 
 def test_scores_are_those_of_exact_search(index: ApproximateIndex) -> None:
@@ -73,16 +75,16 @@ def test_scores_are_those_of_exact_search(index: ApproximateIndex) -> None:
 
 
 def test_filters_cost_no_recall(index: ApproximateIndex, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The best 50 are seen already, and of all items only a half may be answered."""
+    """The best 50 are seen already, and only half of all items are allowed."""
     queries = clustered(60, seed=5)
     seen = Ragged.of_lists([sorted(numbers) for numbers in best_numbers(index, queries, 50)])
     only = np.random.default_rng(6).permutation(np.arange(1, ITEMS + 1))[: ITEMS // 2]
     items, best = index.exact.search(queries, 20, exclude=seen, only=only)
     monkeypatch.setattr(index.exact, "search", None)
-    found, scores = index.search(queries, 20, exclude=seen, only=only)
-    assert share(found, [set(row) for row in items.tolist()]) >= 0.98
+    answers, scores = index.search(queries, 20, exclude=seen, only=only)
+    assert share(answers, [set(row) for row in items.tolist()]) >= 0.98
     assert recall_of_scores(scores, best) >= 0.98
-    assert set(found.flatten().tolist()) <= set(only.tolist())
+    assert set(answers.flatten().tolist()) <= set(only.tolist())
 
 
 @pytest.mark.parametrize("allowed", [3, 40, 700])
@@ -95,38 +97,36 @@ def test_a_short_list_is_answered_exactly(index: ApproximateIndex, allowed: int)
         assert torch.equal(one, other)
 
 
-def test_where_the_lists_hold_too_few_all_items_are_scored(index: ApproximateIndex) -> None:
-    """A half of the items that a question likes least: none of them is in the lists that it looks into."""
+def test_if_the_lists_hold_too_few_all_items_are_scored(index: ApproximateIndex) -> None:
+    """The half of the items with the lowest scores: none of them is in the probed lists."""
     query = clustered(1, seed=8)
     worst = (query @ index.exact.vectors.T)[0].argsort()[: ITEMS // 2].numpy() + 1
-    found, scores = index.search(query, 25, only=worst)
+    answers, scores = index.search(query, 25, only=worst)
     expected = index.exact.search(query, 25, only=worst)
-    assert torch.equal(found, expected[0]) and torch.equal(scores, expected[1])
+    assert torch.equal(answers, expected[0]) and torch.equal(scores, expected[1])
 
 
-def test_only_of_each_question_is_answered_exactly(index: ApproximateIndex) -> None:
+def test_only_per_query_is_answered_exactly(index: ApproximateIndex) -> None:
     queries, only = clustered(2, seed=9), Ragged.of_lists([[1, 2, 3], [4, 5]])
-    found, _ = index.search(queries, 3, only=only)
-    assert [set(row) for row in found.tolist()] == [{1, 2, 3}, {4, 5, 0}]
+    answers, _ = index.search(queries, 3, only=only)
+    assert [set(row) for row in answers.tolist()] == [{1, 2, 3}, {4, 5, 0}]
 
 
 def test_memory_is_bounded(index: ApproximateIndex, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+    sizes: list[int] = []
     search = Lists.search
 
-    def counted(self: Lists, queries: np.ndarray, depth: int, *, probes: int) -> np.ndarray:
-        asked.append(len(queries) * depth * WIDTH)
+    def spy(self: Lists, queries: np.ndarray, depth: int, *, probes: int) -> np.ndarray:
+        sizes.append(len(queries) * depth * WIDTH)
         return search(self, queries, depth, probes=probes)
 
-    monkeypatch.setattr(Lists, "search", counted)
+    monkeypatch.setattr(Lists, "search", spy)
     monkeypatch.setattr(approximate, "MAX_FLOATS", 10 * 64 * WIDTH)
     index.search(clustered(95, seed=10), 10)
-    assert len(asked) == 10 and max(asked) == approximate.MAX_FLOATS
+    assert len(sizes) == 10 and max(sizes) == approximate.MAX_FLOATS
 
 
-def test_the_same_vectors_make_the_same_file_and_it_is_all_of_the_index(
-    index: ApproximateIndex, tmp_path: Path
-) -> None:
+def test_building_is_deterministic_and_a_file_is_the_whole_index(index: ApproximateIndex, tmp_path: Path) -> None:
     index.save(tmp_path / "one")
     again = ApproximateIndex.build(clustered(ITEMS + 1, seed=1), queries=clustered(400, seed=2))
     again.save(tmp_path / "again")
@@ -140,17 +140,17 @@ def test_the_same_vectors_make_the_same_file_and_it_is_all_of_the_index(
         assert torch.equal(one, other)
 
 
-def test_lists_that_are_not_those_of_the_items_are_refused(tmp_path: Path) -> None:
-    made = ApproximateIndex.build(clustered(50, seed=1))
-    for owners in (made.lists.owners[:-1].copy(), made.lists.owners + 1000, made.lists.owners.astype(np.int32)):
-        made.lists.owners = owners
-        made.save(tmp_path / "index")
+def test_lists_that_do_not_match_the_items_are_refused(tmp_path: Path) -> None:
+    index = ApproximateIndex.build(clustered(50, seed=1))
+    for owners in (index.lists.owners[:-1].copy(), index.lists.owners + 1000, index.lists.owners.astype(np.int32)):
+        index.lists.owners = owners
+        index.save(tmp_path / "index")
         with pytest.raises(FolderError, match="its lists do not match its items"):
             load_index(tmp_path / "index")
 
 
 def test_recall_by_hand() -> None:
-    """Of the best two, one question finds both, one finds the second best and one worse, one finds copies."""
+    """Of the best two, one query finds both, one finds the second best and one worse, one finds copies."""
     vectors = torch.tensor([[0.0, 0.0], [4.0, 1.0], [3.0, 2.0], [2.0, 4.0], [1.0, 2.0], [0.0, 2.0]])
     exact = ExactIndex.build(vectors)
 
@@ -174,6 +174,6 @@ def test_recall_by_hand() -> None:
     assert recall(exact, exact, queries, 2) == 1.0
 
 
-def test_recall_of_nothing_asked() -> None:
-    made = ApproximateIndex.build(clustered(2, seed=1))
-    assert made.recall == Recall(k=100, share=1.0, queries=0)
+def test_recall_without_queries() -> None:
+    index = ApproximateIndex.build(clustered(2, seed=1))
+    assert index.recall == Recall(k=100, share=1.0, queries=0)

@@ -1,4 +1,4 @@
-"""Answers by codes: exactly those of every item's score, ties included, however much is left out on the way."""
+"""Answers by codes equal a full sort of all scores, ties included, however many items are pruned."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def scores_of(centroids: Tensor, codes: np.ndarray, query: Tensor, *, normal: bo
     vectors = centroids.double()[torch.arange(codes.shape[1]), torch.from_numpy(codes).long()].flatten(1)
     if normal:
         vectors = vectors / vectors.norm(dim=1, keepdim=True).clamp(min=1e-6)
-    found: list[float] = (vectors @ query.double()).tolist()
-    return found
+    scores: list[float] = (vectors @ query.double()).tolist()
+    return scores
 
 
 @settings(max_examples=60, deadline=None)
@@ -44,14 +44,14 @@ def scores_of(centroids: Tensor, codes: np.ndarray, query: Tensor, *, normal: bo
     normal=st.booleans(),
     whole=st.booleans(),
 )
-def test_the_best_are_those_of_every_score(
+def test_answers_equal_a_full_sort(
     seed: int, parts: int, values: int, n_items: int, k: int, chunk: int, normal: bool, whole: bool
 ) -> None:
-    """`whole`: small whole numbers, so that ties abound. Items with the same codes always tie."""
+    """`whole`: small whole numbers, so that there are many ties. Items with the same codes always tie."""
     rng = np.random.default_rng(seed)
     shape = (parts, values, 2)
-    drawn = rng.integers(-2, 3, shape) if whole else rng.normal(0, rng.uniform(0, 3, (parts, 1, 1)), shape)
-    centroids, codes = torch.from_numpy(drawn).float(), rng.integers(0, values, (n_items + 1, parts)).astype(np.uint8)
+    samples = rng.integers(-2, 3, shape) if whole else rng.normal(0, rng.uniform(0, 3, (parts, 1, 1)), shape)
+    centroids, codes = torch.from_numpy(samples).float(), rng.integers(0, values, (n_items + 1, parts)).astype(np.uint8)
     query = torch.from_numpy(rng.integers(-2, 3, parts * 2) if whole else rng.normal(0, 1, parts * 2)).float()
     allowed, banned = rng.random(n_items + 1) < 0.8, rng.integers(1, n_items + 1, rng.integers(0, n_items + 1))
     with pytest.MonkeyPatch.context() as patch:
@@ -63,13 +63,13 @@ def test_the_best_are_those_of_every_score(
     allowed[np.r_[0, banned]] = False
     true = scores_of(centroids, codes, query, normal=normal)
     best = sorted(np.flatnonzero(allowed).tolist(), key=lambda number: (-true[number], number))[:k]
-    found = [(item, score) for item, score in zip(items[0].tolist(), scores[0].tolist(), strict=True) if item]
-    assert len(found) == len(best) and all(allowed[item] for item, _ in found)
-    np.testing.assert_allclose([score for _, score in found], [true[item] for item in best], atol=2e-5)
-    np.testing.assert_allclose([score for _, score in found], [true[item] for item, _ in found], atol=2e-5)
-    assert found == sorted(found, key=lambda pair: (-pair[1], pair[0])), "of equal scores the lower number first"
+    answers = [(item, score) for item, score in zip(items[0].tolist(), scores[0].tolist(), strict=True) if item]
+    assert len(answers) == len(best) and all(allowed[item] for item, _ in answers)
+    np.testing.assert_allclose([score for _, score in answers], [true[item] for item in best], atol=2e-5)
+    np.testing.assert_allclose([score for _, score in answers], [true[item] for item, _ in answers], atol=2e-5)
+    assert answers == sorted(answers, key=lambda pair: (-pair[1], pair[0])), "of equal scores the lower number first"
     if whole and not normal:
-        assert [item for item, _ in found] == best, "and of many the lowest"
+        assert [item for item, _ in answers] == best, "of many ties the lowest numbers"
 
 
 def test_of_many_items_with_the_same_codes_the_lowest_numbers_are_answered() -> None:
@@ -82,9 +82,9 @@ def test_of_many_items_with_the_same_codes_the_lowest_numbers_are_answered() -> 
     assert items[0].tolist() == expected[:20].tolist()
 
 
-def test_however_many_parts_are_added_the_best_is_not_left_out() -> None:
-    """All parts but the last add half of what would be seen beside it, so that nothing is seen of them where the last,
-    which tells items apart best, is added first; the score has it first of all: 1 + 510 · 2^-25."""
+def test_the_best_item_is_never_pruned_however_many_the_parts() -> None:
+    """Each of the other parts is half of what would change a float32 of 1, so they vanish if the last part, which
+    separates items best, is added first. The item's exact score is 1 + 510 · 2^-25, the highest."""
     parts, tiny = 512, 2.0**-25
     centroids = torch.full((parts, 2, 1), tiny)
     centroids[-2:] = torch.tensor([[[0.0], [0.0]], [[1.0], [0.0]]])
@@ -95,32 +95,32 @@ def test_however_many_parts_are_added_the_best_is_not_left_out() -> None:
     assert scores.item() == pytest.approx(1 + 510 * tiny, abs=1e-7)
 
 
-def test_directions_share_what_is_kept_of_items() -> None:
+def test_an_index_by_cosine_shares_the_arrays_of_items() -> None:
     rng = np.random.default_rng(3)
     centroids = torch.from_numpy(rng.normal(0, 1, (4, 8, 2))).float()
     codes, query = torch.from_numpy(rng.integers(0, 8, (201, 4)).astype(np.uint8)), torch.randn(1, 8)
     plain, normal = CodeIndex.build(centroids, codes), CodeIndex.build(centroids, codes, normal=True)
-    turned = plain.by_cosine()
-    for found, expected in zip(turned.search(query, 20), normal.search(query, 20), strict=True):
-        assert torch.equal(found, expected)
-    assert turned.pairs is plain.pairs and turned._lists is plain._lists and plain.lengths is None
+    cosine = plain.by_cosine()
+    for actual, expected in zip(cosine.search(query, 20), normal.search(query, 20), strict=True):
+        assert torch.equal(actual, expected)
+    assert cosine.pairs is plain.pairs and cosine._lists is plain._lists and plain.lengths is None
     assert normal.by_cosine() is normal
 
 
-def test_most_items_are_left_out_before_all_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That is what it is for."""
-    rng, asked = np.random.default_rng(0), []
+def test_most_items_are_pruned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer than a tenth are scored in full."""
+    rng, sizes = np.random.default_rng(0), []
     scores = CodeIndex._scores
 
-    def counted(self: CodeIndex, question: codes_module._Query, columns: np.ndarray) -> Tensor:
-        asked.append(len(columns))
-        return scores(self, question, columns)
+    def spy(self: CodeIndex, query: codes_module._Query, columns: np.ndarray) -> Tensor:
+        sizes.append(len(columns))
+        return scores(self, query, columns)
 
-    monkeypatch.setattr(CodeIndex, "_scores", counted)
+    monkeypatch.setattr(CodeIndex, "_scores", spy)
     centroids = torch.from_numpy(rng.normal(0, 1, (8, 256, 4))).float()
     codes = torch.from_numpy(rng.integers(0, 256, (50_001, 8)).astype(np.uint8))
     CodeIndex.build(centroids, codes).search(torch.from_numpy(rng.normal(0, 1, (1, 32))).float(), 10)
-    assert sum(asked) < 5_000
+    assert sum(sizes) < 5_000
 
 
 # --- which index a model gets, and its file --------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def model_of(similarity: str = "dot") -> SequenceModel:
 
 
 @pytest.mark.parametrize("similarity", ["dot", "cosine"])
-def test_a_model_with_codes_gets_it_and_it_answers_as_every_vector_does(similarity: str, tmp_path: Path) -> None:
+def test_a_model_with_codes_gets_a_code_index_equal_to_exact_search(similarity: str, tmp_path: Path) -> None:
     model, candidates = model_of(similarity), np.arange(N_ITEMS + 1) % 5 > 0
     index = build_index(model, candidates, index_settings())
     assert isinstance(index, CodeIndex) and index_facts(index, lambda: None) == {"kind": "codes"}
@@ -158,13 +158,13 @@ def test_a_model_with_codes_gets_it_and_it_answers_as_every_vector_does(similari
 
 
 @pytest.mark.parametrize(("items", "similarity"), [("ids", "dot"), ("codes", "mol"), ("vectors", "cosine")])
-def test_what_has_no_sums_over_codes_is_refused(items: str, similarity: str) -> None:
+def test_models_without_sums_over_codes_are_refused(items: str, similarity: str) -> None:
     with pytest.raises(SettingsError, match=r"index = 'codes' needs model\.items = 'codes' and model\.similarity = "):
         refuse_misfit(index_settings(kind="codes"), mixture=similarity == "mol", codes=items == "codes")
 
 
 @pytest.mark.parametrize("kind", ["auto", "exact"])
-def test_mixtures_of_logits_over_codes_are_looked_up_as_mixtures(kind: str) -> None:
+def test_mixtures_of_logits_over_codes_get_an_index_of_mixtures(kind: str) -> None:
     assert not isinstance(
         build_index(model_of("mol"), np.arange(N_ITEMS + 1) > 0, index_settings(kind=kind)), CodeIndex
     )

@@ -34,7 +34,7 @@ def test_random_floats_equal_a_full_sort_of_the_same_scores() -> None:
         torch.testing.assert_close(scores, (queries @ vectors.T).gather(1, items), rtol=1e-5, atol=1e-5)
 
 
-def test_ties_across_the_border_take_the_lowest_numbers() -> None:
+def test_ties_at_the_cutoff_take_the_lowest_numbers() -> None:
     scores = torch.zeros(2, 10_000)
     scores[:, 5000] = 1.0
     columns, values = best_columns(scores, 4)
@@ -43,17 +43,17 @@ def test_ties_across_the_border_take_the_lowest_numbers() -> None:
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
+    sizes: list[int] = []
 
-    def counted(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        seen.append(scores.numel())
+    def spy(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        sizes.append(scores.numel())
         return best_columns(scores, k)
 
-    monkeypatch.setattr(exact, "best_columns", counted)
+    monkeypatch.setattr(exact, "best_columns", spy)
     monkeypatch.setattr(exact, "MAX_SCORES", 1000)
     ExactIndex.build(torch.ones(501, 2), chunk=96).search(torch.ones(73, 2), 3)
-    assert len(seen) == 8 * 6
-    assert max(seen) == 960
+    assert len(sizes) == 8 * 6
+    assert max(sizes) == 960
 
 
 def test_chunk_of_zero_is_refused() -> None:

@@ -17,16 +17,16 @@ from segue.recommend.recommender import Recommender
 HISTORY = ["i05", "i06"]
 
 
-def test_the_new_run_answers_explains_and_can_be_added_to_again(line: CommandLine, content_run: Path) -> None:
+def test_the_new_run_answers_explains_and_takes_further_items(line: CommandLine, content_run: Path) -> None:
     before = tree(content_run)
-    trained = segue.load(content_run)
-    assert isinstance(trained, Recommender)
-    best, second = trained.recommend(HISTORY, k=2).ids
-    new = f"fresh,{title(int(best[1:]))},k1,red\nraw,{title(int(second[1:]))},k2,blue\nraw,,k0,\n"
-    (line.folder / "new.csv").write_text(f"item,title,kind,colour\n{new}")
-    said = line.does("add-items", content_run, "new.csv", "--out", "run2")
-    assert "Made run2: 2 items added" in said and "14 in all" in said
-    assert "1 rows repeat an id and were left out" in said and "colour" in said
+    recommender = segue.load(content_run)
+    assert isinstance(recommender, Recommender)
+    best, second = recommender.recommend(HISTORY, k=2).ids
+    new_rows = f"fresh,{title(int(best[1:]))},k1,red\nraw,{title(int(second[1:]))},k2,blue\nraw,,k0,\n"
+    (line.folder / "new.csv").write_text(f"item,title,kind,colour\n{new_rows}")
+    output = line.does("add-items", content_run, "new.csv", "--out", "run2")
+    assert "Made run2: 2 items added" in output and "14 in all" in output
+    assert "1 rows repeat an id and were left out" in output and "colour" in output
     assert tree(content_run) == before
     facts = json.loads((line.folder / "run2" / "manifest.json").read_text())
     assert (facts["items"], facts["added"]) == (14, {"items": 2, "run": "run"})
@@ -37,17 +37,17 @@ def test_the_new_run_answers_explains_and_can_be_added_to_again(line: CommandLin
     ]
     assert line.answers("explain", "run2", "--history", ",".join(HISTORY), "--item", "fresh")["rank"] in (1, 2)
     (line.folder / "newer.csv").write_text(f"item,title\nfresh,{title(3)}\nlast,{title(int(best[1:]))}\n")
-    made = line.answers("add-items", "run2", "newer.csv", "--out", "run3")
-    assert made == {"run": "run3", "added": 1, "changed": 1, "duplicates": 0, "items": 15, "ignored": []}
+    result = line.answers("add-items", "run2", "newer.csv", "--out", "run3")
+    assert result == {"run": "run3", "added": 1, "changed": 1, "duplicates": 0, "items": 15, "ignored": []}
     third = segue.load(line.folder / "run3")
     assert isinstance(third, Recommender)
     assert third.manifest["added"] == {"items": 3, "run": "run"}
     assert set(third.recommend(HISTORY, k=2).ids) == {best, "last"}
-    assert third.similar("fresh", k=1).ids == ["i03"], "what was added again is what was said last"
+    assert third.similar("fresh", k=1).ids == ["i03"], "an item added twice has its last content"
     assert third.vocabulary.table["id"].to_list()[12:] == ["fresh", "raw", "last"]
 
 
-def test_what_cannot_be_added_leaves_nothing_behind(line: CommandLine, content_run: Path, cycle_run: Path) -> None:
+def test_refused_items_leave_no_folder(line: CommandLine, content_run: Path, cycle_run: Path) -> None:
     (line.folder / "new.csv").write_text("item,title,kind\ni03,Known,k1\n")
     line.refuses("add-items", content_run, "new.csv", "--out", "run2", says=("'i03'", "already"))
     (line.folder / "new.csv").write_text("item,title,kind\nfresh,???,k1\n")
@@ -59,11 +59,11 @@ def test_what_cannot_be_added_leaves_nothing_behind(line: CommandLine, content_r
     assert sorted(path.name for path in line.folder.iterdir()) == ["new.csv"]
 
 
-def test_a_run_with_new_items_is_measured_and_trained_as_the_one_before(content_run: Path, tmp_path: Path) -> None:
+def test_a_run_with_added_items_is_not_evaluated_or_resumed(content_run: Path, tmp_path: Path) -> None:
     """The data folder does not have the new items."""
-    new = tmp_path / "new.csv"
-    new.write_text(f"item,title\nfresh,{title(1)}\n")
-    add_items(content_run, new, out=tmp_path / "run2")
+    new_items = tmp_path / "new.csv"
+    new_items.write_text(f"item,title\nfresh,{title(1)}\n")
+    add_items(content_run, new_items, out=tmp_path / "run2")
     with pytest.raises(FolderError, match="measure the run that they were added to, run"):
         segue.evaluate(tmp_path / "run2")
     with pytest.raises(FolderError, match="resume the run"):

@@ -1,7 +1,7 @@
-"""Everything that can be wrong with the user's files and options, through the command line.
+"""Invalid files and options of the user, through the command line.
 
-Each refusal is a sentence or two on standard error that says what came and what to do; it prints nothing else, has no
-traceback, leaves with the right code and leaves every file and folder as it was (`CommandLine.refuses` sees to that).
+Each refusal is one or two sentences on standard error with what came and how to fix it; there is no other output and
+no traceback, the exit code is right, and every file and folder is unchanged (`CommandLine.refuses` checks that).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def with_cell(row: str, position: int, text: str) -> str:
     return ",".join(cells)
 
 
-def rejected(folder: Path) -> list[dict[str, Any]]:
+def rejected_rows(folder: Path) -> list[dict[str, Any]]:
     return list(pl.read_parquet(folder / "rejected.parquet").to_dicts())
 
 
@@ -76,8 +76,8 @@ def test_missing_file(line: CommandLine, cycle_data: Path, cycle_run: Path) -> N
 
 
 def test_missing_file_in_a_real_process(segue_command: Command, tmp_path: Path) -> None:
-    done = segue_command("prepare", "nowhere.csv", "--out", "data", cwd=tmp_path)
-    assert_refused(Said(done.returncode, done.stdout, done.stderr), "nowhere.csv does not exist")
+    process = segue_command("prepare", "nowhere.csv", "--out", "data", cwd=tmp_path)
+    assert_refused(Said(process.returncode, process.stdout, process.stderr), "nowhere.csv does not exist")
     assert tree(tmp_path) == {}
 
 
@@ -126,18 +126,18 @@ def test_one_row_that_is_not_utf8_is_rejected(line: CommandLine) -> None:
     (line.folder / "log.csv").write_bytes(text.encode().replace(b"#", b"\xe9"))
     counts = line.answers("prepare", "log.csv", "--out", "data")["counts"]
     assert counts["rejected"] == {"not UTF-8": 1}
-    assert [(bad["row"], bad["reason"]) for bad in rejected(line.folder / "data")] == [(502, "not UTF-8")]
+    assert [(row["row"], row["reason"]) for row in rejected_rows(line.folder / "data")] == [(502, "not UTF-8")]
 
 
 def test_byte_order_mark(line: CommandLine) -> None:
     write_log(line.folder, rows())
-    marked = line.folder / "marked.csv"
-    marked.write_bytes(b"\xef\xbb\xbf" + (line.folder / "log.csv").read_bytes())
-    plain = line.answers("prepare", "log.csv", "--out", "plain")
+    with_bom = line.folder / "marked.csv"
+    with_bom.write_bytes(b"\xef\xbb\xbf" + (line.folder / "log.csv").read_bytes())
+    without_bom = line.answers("prepare", "log.csv", "--out", "plain")
     for name, options in (("found", ()), ("named", ("--user", "user"))):
         body = line.answers("prepare", "marked.csv", "--out", name, *options)
         assert body["log"]["columns"]["user"] == "user"
-        assert {file: body["files"][file] for file in plain["files"]} == plain["files"]
+        assert {file: body["files"][file] for file in without_bom["files"]} == without_bom["files"]
 
 
 @pytest.mark.parametrize("pack", ["gzip", "zstd"])
@@ -168,7 +168,7 @@ def test_parquet_cut_short(line: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("head", "says"), [(b"PK\x03\x04", "zip archive"), (b"BZh91AY", "bzip2"), (b"\xfd7zXZ\x00", "xz")]
 )
-def test_packed_by_other_means(line: CommandLine, head: bytes, says: str) -> None:
+def test_unsupported_compression(line: CommandLine, head: bytes, says: str) -> None:
     (line.folder / "log.csv").write_bytes(head + bytes(range(256)))
     line.refuses("prepare", "log.csv", "--out", "data", says=("log.csv is", says, "decompress it"))
 
@@ -182,8 +182,8 @@ def test_a_few_ragged_rows_are_rejected(line: CommandLine) -> None:
     write_log(line.folder, lines)
     counts = line.answers("prepare", "log.csv", "--out", "data")["counts"]
     assert counts["rejected"] == {"expected 3 fields, got 2": 1, "expected 3 fields, got 4": 1}
-    found = [(Path(bad["file"]).name, bad["row"], bad["text"]) for bad in rejected(line.folder / "data")]
-    assert found == [("log.csv", 12, lines[10]), ("log.csv", 22, "u00,i01")]
+    rejections = [(Path(row["file"]).name, row["row"], row["text"]) for row in rejected_rows(line.folder / "data")]
+    assert rejections == [("log.csv", 12, lines[10]), ("log.csv", 22, "u00,i01")]
 
 
 def test_many_ragged_rows_stop(line: CommandLine) -> None:
@@ -200,22 +200,22 @@ def test_quote_never_closed(line: CommandLine) -> None:
     line.refuses("prepare", "log.csv", "--out", "data", says=("log.csv", "quote", "never closed", "Double the quotes"))
 
 
-@pytest.mark.parametrize("bad", [5, 50])
-def test_unreadable_times(line: CommandLine, bad: int) -> None:
-    step = 1000 // bad
+@pytest.mark.parametrize("n_rejected", [5, 50])
+def test_unreadable_times(line: CommandLine, n_rejected: int) -> None:
+    step = 1000 // n_rejected
     lines = [with_cell(row, 2, "yesterday") if index % step == 0 else row for index, row in enumerate(rows())]
     write_log(line.folder, lines)
-    if bad == 50:
+    if n_rejected == 50:
         says = ("50 of 1000 rows (5.0%)", "--max-rejected", "unreadable time", "yesterday", "log.csv row 2")
         line.refuses("prepare", "log.csv", "--out", "data", says=says)
         line.answers("prepare", "log.csv", "--out", "data", "--max-rejected", "5%")
-    printed = line.does("prepare", "log.csv", "--out", "data", "--max-rejected", "5%", "--overwrite")
-    assert f"{1000 - bad} good, {bad} rejected" in printed
-    assert f"{bad} × unreadable time" in printed
-    assert "personal data" in printed
-    found = rejected(line.folder / "data")
-    assert [each["row"] for each in found] == [2 + step * index for index in range(bad)]
-    assert {(each["reason"], each["time"]) for each in found} == {("unreadable time", "yesterday")}
+    output = line.does("prepare", "log.csv", "--out", "data", "--max-rejected", "5%", "--overwrite")
+    assert f"{1000 - n_rejected} good, {n_rejected} rejected" in output
+    assert f"{n_rejected} × unreadable time" in output
+    assert "personal data" in output
+    rejections = rejected_rows(line.folder / "data")
+    assert [row["row"] for row in rejections] == [2 + step * index for index in range(n_rejected)]
+    assert {(row["reason"], row["time"]) for row in rejections} == {("unreadable time", "yesterday")}
 
 
 def test_seconds_and_milliseconds_mixed(line: CommandLine) -> None:
@@ -241,19 +241,19 @@ def test_rows_without_user_or_item_are_rejected(line: CommandLine) -> None:
 def test_duplicate_rows(line: CommandLine) -> None:
     lines = rows()
     write_log(line.folder, [*lines, *lines[:10]])
-    kept = line.answers("prepare", "log.csv", "--out", "kept")["counts"]
-    dropped = line.answers("prepare", "log.csv", "--out", "dropped", "--drop-duplicates")["counts"]
-    assert (kept["events"], kept["duplicates"]) == (1010, 10)
-    assert (dropped["events"], dropped["duplicates"]) == (1000, 10)
-    printed = line.does("prepare", "log.csv", "--out", "said")
-    assert "10 exact repeats of a row, kept (--drop-duplicates leaves them out)" in printed
+    with_repeats = line.answers("prepare", "log.csv", "--out", "with-repeats")["counts"]
+    without_repeats = line.answers("prepare", "log.csv", "--out", "without-repeats", "--drop-duplicates")["counts"]
+    assert (with_repeats["events"], with_repeats["duplicates"]) == (1010, 10)
+    assert (without_repeats["events"], without_repeats["duplicates"]) == (1000, 10)
+    output = line.does("prepare", "log.csv", "--out", "output")
+    assert "10 exact repeats of a row, kept (--drop-duplicates leaves them out)" in output
 
 
 # --- columns and sizes --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("role", ["user", "item", "time", "value", "kind", "order"])
-def test_column_that_is_not_there(line: CommandLine, role: str) -> None:
+def test_column_that_does_not_exist(line: CommandLine, role: str) -> None:
     write_log(line.folder, rows())
     says = ("log.csv has no column 'buyer'", f"--{role}", "'user', 'item', 'time'")
     line.refuses("prepare", "log.csv", "--out", "data", f"--{role}", "buyer", says=says)
@@ -282,7 +282,7 @@ def test_every_user_below_the_minimum(line: CommandLine) -> None:
 
 
 def test_one_user(line: CommandLine, quick_recipe: Path) -> None:
-    """One test case is enough for the whole path."""
+    """One user is enough to prepare, train and recommend."""
     write_log(line.folder, rows(users=1, items=5))
     assert line.answers("prepare", "log.csv", "--out", "data")["counts"]["users"] == 1
     assert line.answers("train", "data", "--out", "run", "--recipe", quick_recipe)["report"]["cases"] == 1
@@ -295,12 +295,12 @@ def test_one_item(line: CommandLine) -> None:
     line.refuses("prepare", "log.csv", "--out", "data", says=says)
 
 
-def test_nothing_to_learn_from(line: CommandLine, quick_recipe: Path) -> None:
-    """Two events a user: none is left to validate with."""
+def test_log_too_short_to_train(line: CommandLine, quick_recipe: Path) -> None:
+    """Two events per user: none is left for validation."""
     write_log(line.folder, rows(events=2, items=5))
     line.answers("prepare", "log.csv", "--out", "data", "--min-user", "1")
-    said = line("train", "data", "--out", "run", "--recipe", quick_recipe)
-    assert_refused(said, "validation", "three events")
+    result = line("train", "data", "--out", "run", "--recipe", quick_recipe)
+    assert_refused(result, "validation", "three events")
     assert not (line.folder / "run").exists()
 
 
@@ -322,7 +322,7 @@ def test_impossible_option(line: CommandLine, options: tuple[str, ...], says: tu
     line.refuses("prepare", "log.csv", "--out", "data", *options, says=says)
 
 
-# --- places that cannot be written --------------------------------------------------------------------------------
+# --- output that cannot be written --------------------------------------------------------------------------------
 
 
 def test_output_folder_that_exists(line: CommandLine) -> None:
@@ -335,7 +335,7 @@ def test_output_folder_that_exists(line: CommandLine) -> None:
     assert sorted(path.name for path in line.folder.iterdir()) == ["data", "log.csv"]
 
 
-def test_overwrite_that_fails_keeps_what_was_there(line: CommandLine) -> None:
+def test_failed_overwrite_keeps_the_old_folder(line: CommandLine) -> None:
     write_log(line.folder, rows())
     line.does("prepare", "log.csv", "--out", "data")
     write_log(line.folder, rows(items=1))
@@ -343,7 +343,7 @@ def test_overwrite_that_fails_keeps_what_was_there(line: CommandLine) -> None:
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "manifest.json"])
-def test_a_folder_of_something_else_is_never_overwritten(line: CommandLine, name: str) -> None:
+def test_a_folder_not_made_by_segue_is_never_overwritten(line: CommandLine, name: str) -> None:
     """Browser extensions and web pages have a manifest.json too."""
     write_log(line.folder, rows())
     (line.folder / "mine").mkdir()
@@ -354,7 +354,7 @@ def test_a_folder_of_something_else_is_never_overwritten(line: CommandLine, name
 
 
 def test_models_of_times_refuse_a_log_with_an_order_only(line: CommandLine) -> None:
-    """hstu would learn from row numbers, which no request has."""
+    """hstu would train on row numbers, which no request has."""
     (line.folder / "log.csv").write_text("user,item\n" + "".join(f"u{n % 9},i{n % 7}\n" for n in range(90)))
     line.does("prepare", "log.csv", "--out", "data")
     says = ("'hstu' needs the time between events", "only their order", "--time")
@@ -391,13 +391,13 @@ def test_run_folder_that_exists(line: CommandLine, cycle_data: Path, cycle_run: 
 def test_answers_folder_that_exists(line: CommandLine, cycle_run: Path) -> None:
     (line.folder / "users.csv").write_text("user\nu001\n")
     (line.folder / "answers").mkdir()
-    err = line.refuses("recommend", cycle_run, "--users", "users.csv", "--out", "answers", says=("exists already",))
-    assert "--overwrite" not in err  # this command has no such option
+    error = line.refuses("recommend", cycle_run, "--users", "users.csv", "--out", "answers", says=("exists already",))
+    assert "--overwrite" not in error  # this command has no such option
 
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """The kernel refuses to let any file grow beyond `size` bytes: a disk that is too small, for every writer alike."""
+    """Limit every file to `size` bytes in the kernel, like a disk that is too small."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -414,7 +414,7 @@ def titles(folder: Path) -> Path:
 
 @pytest.mark.parametrize("size", [100, 3000, 10_000])
 def test_disk_too_small_for_the_data(line: CommandLine, size: int) -> None:
-    """The first array, the larger ones, and the Parquet of the items, which another library writes."""
+    """Too small for the first array, for larger ones, and for the items' Parquet file, which polars writes."""
     write_log(line.folder, rows())
     titles(line.folder)
     with largest_file(size):
@@ -427,9 +427,9 @@ def test_disk_too_small_for_the_data(line: CommandLine, size: int) -> None:
 def test_disk_too_small_for_the_run(line: CommandLine, cycle_data: Path, quick_recipe: Path, size: int) -> None:
     """Finished epochs stay in RUN.partial, and the message says how to resume."""
     with largest_file(size):
-        said = line("train", cycle_data, "--out", "run", "--recipe", quick_recipe)
-    sentence = said.err.splitlines()[-1]  # lines before it tell of epochs
-    assert_refused(Said(said.code, said.out, sentence), "could not be written", "run")
+        result = line("train", cycle_data, "--out", "run", "--recipe", quick_recipe)
+    sentence = result.err.splitlines()[-1]  # lines before it report epochs
+    assert_refused(Said(result.code, result.out, sentence), "could not be written", "run")
     assert {path.name for path in line.folder.iterdir()} <= {"run.partial"}
 
 
@@ -445,7 +445,7 @@ FULL_DISK = 'mount -t tmpfs -o size={size}k tmpfs small && shift && exec "$@"'
 
 @pytest.mark.parametrize("size", [8, 24])
 def test_full_disk(line: CommandLine, size: int) -> None:
-    """A real one, of two and of six pages, where the system lets us make it; what the kernel says is then ENOSPC."""
+    """A real file system of two and of six pages, if mounting is allowed; the kernel's error is then ENOSPC."""
     (line.folder / "small").mkdir()
     write_log(line.folder, rows())
     titles(line.folder)
@@ -453,28 +453,30 @@ def test_full_disk(line: CommandLine, size: int) -> None:
     if shutil.which("unshare") is None or subprocess.run([*enter, "true"], check=False, capture_output=True).returncode:
         pytest.skip("no file system can be mounted here")
     command = [sys.executable, "-m", "segue.cli", "prepare", "log.csv", "--items", "items.csv", "--out", "small/data"]
-    list_it = ["sh", "-c", '"$@"; code=$?; ls -A small; exit $code', "sh", *command]
-    done = subprocess.run([*enter, *list_it], check=False, capture_output=True, text=True)
-    assert_refused(Said(done.returncode, done.stdout, done.stderr), "The disk is full", "small/data", "Free some space")
+    list_files = ["sh", "-c", '"$@"; code=$?; ls -A small; exit $code', "sh", *command]
+    process = subprocess.run([*enter, *list_files], check=False, capture_output=True, text=True)
+    assert_refused(
+        Said(process.returncode, process.stdout, process.stderr), "The disk is full", "small/data", "Free some space"
+    )
 
 
 def test_full_disk_under_the_page_and_the_output(line: CommandLine, cycle_run: Path) -> None:
     says = ("The disk is full", "/dev/full could not be written")
     line.refuses("compare", cycle_run, "--html", "/dev/full", says=says)
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "segue.cli", "--version"],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
             check=False,
         )
-    assert_refused(Said(done.returncode, "", done.stderr), "Standard output", os.strerror(errno.ENOSPC))
+    assert_refused(Said(process.returncode, "", process.stderr), "Standard output", os.strerror(errno.ENOSPC))
 
 
 @contextmanager
 def without_privileges() -> Iterator[None]:
-    """As nobody: the permissions of files do not bind root."""
+    """Run as the user nobody, because file permissions do not bind root."""
     root = os.geteuid() == 0
     if root:
         os.seteuid(65534)
@@ -487,7 +489,7 @@ def without_privileges() -> Iterator[None]:
 
 @pytest.fixture
 def closed_folder(cycle_data: Path, cycle_run: Path) -> Iterator[Path]:
-    """A folder that others may read but not write, with a log, its data and a run; pytest's own are closed to them."""
+    """A folder with a log, data and a run that others may read but not write (nor read pytest's folders)."""
     folder = Path(tempfile.mkdtemp(prefix="segue-closed-"))
     write_log(folder, rows())
     shutil.copytree(cycle_data, folder / "data")
@@ -500,18 +502,18 @@ def closed_folder(cycle_data: Path, cycle_run: Path) -> Iterator[Path]:
 
 def test_folder_without_permission(line: CommandLine, closed_folder: Path, quick_recipe: Path) -> None:
     write_log(line.folder, rows())
-    # Once with privileges, as modules are loaded when they are needed, from where nobody may not be able to read.
+    # Once with privileges first: modules are imported lazily, from folders that nobody may not be able to read.
     line.does("prepare", "log.csv", "--out", "data")
     line.does("train", "data", "--out", "run", "--recipe", quick_recipe)
     line.does("compare", "run", "--html", "page.html")
     before = tree(closed_folder)
     with without_privileges():
-        prepared = line("prepare", closed_folder / "log.csv", "--out", closed_folder / "new")
-        trained = line("train", closed_folder / "data", "--out", closed_folder / "new")
-        compared = line("compare", closed_folder / "run", "--html", closed_folder / "page.html")
-    assert_refused(prepared, "No permission to write", str(closed_folder / "new"), "--out")
-    assert_refused(trained, "No permission to write", str(closed_folder / "new"), "--out")
-    assert_refused(compared, "No permission to write", "page.html", "--html")
+        prepare_result = line("prepare", closed_folder / "log.csv", "--out", closed_folder / "new")
+        train_result = line("train", closed_folder / "data", "--out", closed_folder / "new")
+        compare_result = line("compare", closed_folder / "run", "--html", closed_folder / "page.html")
+    assert_refused(prepare_result, "No permission to write", str(closed_folder / "new"), "--out")
+    assert_refused(train_result, "No permission to write", str(closed_folder / "new"), "--out")
+    assert_refused(compare_result, "No permission to write", "page.html", "--html")
     assert tree(closed_folder) == before
 
 
@@ -522,28 +524,28 @@ def test_file_without_permission(line: CommandLine, closed_folder: Path) -> None
     shutil.copy(log, hidden)
     log.chmod(0)
     hidden.chmod(0)
-    denied = os.strerror(errno.EACCES)
+    reason = os.strerror(errno.EACCES)
     try:
         with without_privileges():
-            unreadable = line("prepare", log, "--out", closed_folder / "new")
-            out_of_sight = line("prepare", hidden / "log.csv", "--out", closed_folder / "new")
-            no_data = line("train", hidden / "data", "--out", closed_folder / "new")
-            no_place = line("prepare", log, "--out", hidden / "new")
+            file_result = line("prepare", log, "--out", closed_folder / "new")
+            hidden_file_result = line("prepare", hidden / "log.csv", "--out", closed_folder / "new")
+            data_result = line("train", hidden / "data", "--out", closed_folder / "new")
+            out_result = line("prepare", log, "--out", hidden / "new")
     finally:
         hidden.chmod(0o755)
-    assert_refused(unreadable, "log.csv cannot be read", denied)
-    assert_refused(out_of_sight, "log.csv cannot be read", denied)
-    assert_refused(no_data, "hidden/data", "permission")
-    assert_refused(no_place, "No permission", "hidden/new", "--out")
+    assert_refused(file_result, "log.csv cannot be read", reason)
+    assert_refused(hidden_file_result, "log.csv cannot be read", reason)
+    assert_refused(data_result, "hidden/data", "permission")
+    assert_refused(out_result, "No permission", "hidden/new", "--out")
 
 
 # --- folders that are damaged or of another kind ------------------------------------------------------------------
 
 
-def flip(path: Path, place: int = -1) -> None:
+def flip(path: Path, position: int = -1) -> None:
     """Change one bit of one byte."""
     content = bytearray(path.read_bytes())
-    content[place] ^= 1
+    content[position] ^= 1
     path.write_bytes(content)
 
 
@@ -552,7 +554,7 @@ def cut(path: Path) -> None:
 
 
 def manifest_with(folder: Path, **changes: object) -> None:
-    """The manifest with other facts; None takes one out."""
+    """Change facts of the manifest; None removes one."""
     path = folder / "manifest.json"
     facts = json.loads(path.read_text()) | changes
     path.write_text(json.dumps({name: fact for name, fact in facts.items() if fact is not None}))
@@ -576,9 +578,9 @@ DATA_FILES = ("items.npy", "times.npy", "offsets.npy", "items.parquet", "users.p
 def test_damaged_manifest(line: CommandLine, cycle_data: Path, cycle_run: Path, damage: str) -> None:
     shutil.copytree(cycle_data, "data")
     shutil.copytree(cycle_run, "run")
-    harm, says = DAMAGES[damage]
-    harm(line.folder / "data")
-    harm(line.folder / "run")
+    damage_folder, says = DAMAGES[damage]
+    damage_folder(line.folder / "data")
+    damage_folder(line.folder / "run")
     line.refuses("train", "data", "--out", "new", says=(*says, "data", "`segue prepare`"))
     line.refuses("recommend", "run", "--history", "i01", says=(*says, "run", "`segue train`"))
     line.refuses("compare", "run", says=(*says, "run", "`segue train`"))
@@ -588,39 +590,41 @@ def test_damaged_manifest(line: CommandLine, cycle_data: Path, cycle_run: Path, 
 def test_damaged_data_file(line: CommandLine, cycle_data: Path, name: str) -> None:
     shutil.copytree(cycle_data, "data")
     path = line.folder / "data" / name
-    again = "`segue prepare`"
+    remedy = "`segue prepare`"
     flip(path)
-    line.refuses("train", "data", "--out", "run", says=("data", "damaged", again))
+    line.refuses("train", "data", "--out", "run", says=("data", "damaged", remedy))
     cut(path)
-    line.refuses("train", "data", "--out", "run", says=(f"data/{name} has", "bytes instead of", "damaged", again))
+    line.refuses("train", "data", "--out", "run", says=(f"data/{name} has", "bytes instead of", "damaged", remedy))
     path.unlink()
-    line.refuses("train", "data", "--out", "run", says=(f"data/{name} is missing", "damaged", again))
+    line.refuses("train", "data", "--out", "run", says=(f"data/{name} is missing", "damaged", remedy))
 
 
 @pytest.mark.parametrize("name", DATA_FILES)
-@pytest.mark.parametrize("place", [-1, 0])
-def test_damaged_data_under_a_run(line: CommandLine, cycle_data: Path, cycle_run: Path, name: str, place: int) -> None:
-    """Evaluation on changed data would silently give other numbers."""
+@pytest.mark.parametrize("position", [-1, 0])
+def test_damaged_data_under_a_run(
+    line: CommandLine, cycle_data: Path, cycle_run: Path, name: str, position: int
+) -> None:
+    """Evaluation on damaged data would silently give other numbers."""
     shutil.copytree(cycle_data, "data")
-    flip(line.folder / "data" / name, place)
+    flip(line.folder / "data" / name, position)
     line.refuses("evaluate", cycle_run, "--data", "data", says=("data", "damaged", "`segue prepare`"))
-    # For one answer not everything is read, so the damage may be elsewhere: an answer or the sentence.
-    said = line("recommend", cycle_run, "--user", "u059", "--data", "data", "--json")
-    if said.code:
-        assert_refused(said, "data", "damaged", "`segue prepare`")
+    # One answer does not read every file, so the damage may be in another: an answer or the error.
+    result = line("recommend", cycle_run, "--user", "u059", "--data", "data", "--json")
+    if result.code:
+        assert_refused(result, "data", "damaged", "`segue prepare`")
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "settings.toml", "items.parquet", "index.safetensors"])
 def test_damaged_run_file(line: CommandLine, cycle_run: Path, name: str) -> None:
     shutil.copytree(cycle_run, "run")
     path = line.folder / "run" / name
-    asked = ("recommend", "run", "--history", "i01")
+    arguments = ("recommend", "run", "--history", "i01")
     flip(path)
-    line.refuses(*asked, says=(f"run/{name} is damaged", "SHA-256", "`segue train`"))
+    line.refuses(*arguments, says=(f"run/{name} is damaged", "SHA-256", "`segue train`"))
     cut(path)
-    line.refuses(*asked, says=(f"run/{name} has", "bytes instead of", "`segue train`"))
+    line.refuses(*arguments, says=(f"run/{name} has", "bytes instead of", "`segue train`"))
     path.unlink()
-    line.refuses(*asked, says=(f"run/{name} is missing", "`segue train`"))
+    line.refuses(*arguments, says=(f"run/{name} is missing", "`segue train`"))
 
 
 @pytest.mark.parametrize("name", ["metrics.json", "ranks.npy", "history.jsonl"])
@@ -646,7 +650,7 @@ def test_damaged_training_state(line: CommandLine, cycle_data: Path, cycle_run: 
     line.refuses("train", cycle_data, "--out", "run", "--resume", "--set", "train.epochs=9", says=says)
 
 
-def test_one_kind_of_folder_for_the_other(line: CommandLine, cycle_data: Path, cycle_run: Path) -> None:
+def test_data_folder_for_a_run_and_the_reverse(line: CommandLine, cycle_data: Path, cycle_run: Path) -> None:
     says = ("is a run folder, expected a data folder", "segue prepare")
     line.refuses("train", cycle_run, "--out", "new", says=says)
     says = ("is a data folder, expected a run folder", "segue train")
@@ -692,7 +696,7 @@ def test_unknown_name_or_value(
 
 
 @pytest.mark.parametrize(
-    ("recipe", "asked", "says"),
+    ("recipe", "override", "says"),
     [
         (
             "bert4rec",
@@ -713,10 +717,10 @@ def test_unknown_name_or_value(
         ),
     ],
 )
-def test_settings_that_do_not_go_together(
-    line: CommandLine, cycle_data: Path, recipe: str, asked: str, says: tuple[str, ...]
+def test_incompatible_settings(
+    line: CommandLine, cycle_data: Path, recipe: str, override: str, says: tuple[str, ...]
 ) -> None:
-    line.refuses("train", cycle_data, "--out", "run", "--recipe", recipe, "--set", asked, says=says)
+    line.refuses("train", cycle_data, "--out", "run", "--recipe", recipe, "--set", override, says=says)
 
 
 @pytest.mark.parametrize(
@@ -750,7 +754,7 @@ def test_an_impossible_number_of_items(line: CommandLine, cycle_run: Path) -> No
 # --- a run and data that do not belong together -------------------------------------------------------------------
 
 
-def test_run_evaluated_on_data_it_does_not_fit(line: CommandLine, cycle_run: Path) -> None:
+def test_run_evaluated_on_other_data(line: CommandLine, cycle_run: Path) -> None:
     write_log(line.folder, rows())
     line.does("prepare", "log.csv", "--out", "other")
     says = ("was not trained on other", "--data", "train a run on this one")
@@ -778,7 +782,7 @@ def test_runs_that_cannot_be_compared(line: CommandLine, cycle_run: Path, quick_
     line.refuses("compare", cycle_run, "run", says=("different data", "Train both on one data folder"))
 
 
-# --- ids come back exactly as they went in ------------------------------------------------------------------------
+# --- ids are returned unchanged -----------------------------------------------------------------------------------
 
 IDS = (
     "a,b",
@@ -791,7 +795,7 @@ IDS = (
     " spaces around ",
     "two  spaces",
     "😀",
-    "e\u0301",  # decomposed: another text than the next
+    "e\u0301",  # decomposed: different from the next
     "é",
     "007",
     "7",
@@ -822,7 +826,7 @@ def csv_text(table: list[list[str]]) -> str:
 
 @pytest.fixture(scope="module")
 def strange_run(quick_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on a log whose users and items have strange ids; the item after each is the next of the list."""
+    """A run on a log whose users and items have strange ids; each item is followed by the next of the list."""
     from segue.api import prepare, train
 
     folder = tmp_path_factory.mktemp("strange")
@@ -837,30 +841,30 @@ def strange_run(quick_recipe: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return folder / "run"
 
 
-def test_strange_ids_survive_the_path(line: CommandLine, strange_run: Path) -> None:
+def test_strange_ids_are_unchanged_in_answers(line: CommandLine, strange_run: Path) -> None:
     users = pl.read_parquet(strange_run.parent / "data" / "users.parquet")["id"].to_list()
     assert sorted(users) == sorted(IDS)
     history = csv_text([list(IDS)])
-    everything = line.answers("recommend", strange_run, "--history", history, "-k", 100, "--keep-seen")
-    assert everything["unknown"] == []
-    assert everything["fallback"] is None
-    assert sorted(item["id"] for item in everything["items"]) == sorted(IDS)
+    answer = line.answers("recommend", strange_run, "--history", history, "-k", 100, "--keep-seen")
+    assert answer["unknown"] == []
+    assert answer["fallback"] is None
+    assert sorted(item["id"] for item in answer["items"]) == sorted(IDS)
     (line.folder / "history.csv").write_text(history, encoding="utf-8", newline="")
     (line.folder / "history.json").write_text(json.dumps(IDS))
     for name in ("history.csv", "history.json"):
-        assert line.answers("recommend", strange_run, "--history", f"@{name}", "-k", 100, "--keep-seen") == everything
+        assert line.answers("recommend", strange_run, "--history", f"@{name}", "-k", 100, "--keep-seen") == answer
 
 
 @pytest.mark.parametrize("identifier", IDS)
 def test_strange_id_alone(line: CommandLine, strange_run: Path, identifier: str) -> None:
-    near = object_of(line("similar", strange_run, "-k", 100, "--json", "--", identifier))
-    assert sorted([identifier, *(item["id"] for item in near["items"])]) == sorted(IDS)
+    similar = object_of(line("similar", strange_run, "-k", 100, "--json", "--", identifier))
+    assert sorted([identifier, *(item["id"] for item in similar["items"])]) == sorted(IDS)
     user = line.answers("recommend", strange_run, f"--user={identifier}", "-k", 100, "--no-keep-seen")
-    place = IDS.index(identifier)
-    seen = {IDS[(place + step) % len(IDS)] for step in range(12)}
+    position = IDS.index(identifier)
+    seen = {IDS[(position + step) % len(IDS)] for step in range(12)}
     assert {item["id"] for item in user["items"]} == set(IDS) - seen
-    quoted = csv_text([[identifier]]).rstrip("\n")
-    only = line.answers("recommend", strange_run, f"--history={quoted}", f"--only={quoted}", "--keep-seen")
+    history = csv_text([[identifier]]).rstrip("\n")
+    only = line.answers("recommend", strange_run, f"--history={history}", f"--only={history}", "--keep-seen")
     assert [item["id"] for item in only["items"]] == [identifier]
 
 
@@ -875,6 +879,6 @@ def test_strange_users_in_a_batch(line: CommandLine, strange_run: Path) -> None:
 
 
 def test_argument_that_is_not_utf8(segue_command: Command, tmp_path: Path) -> None:
-    done = segue_command("prepare", os.fsdecode(b"\xff.csv"), "--out", "data", cwd=tmp_path)
-    assert_refused(Said(done.returncode, done.stdout, done.stderr), "is not UTF-8")
+    process = segue_command("prepare", os.fsdecode(b"\xff.csv"), "--out", "data", cwd=tmp_path)
+    assert_refused(Said(process.returncode, process.stdout, process.stderr), "is not UTF-8")
     assert tree(tmp_path) == {}

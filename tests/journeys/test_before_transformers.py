@@ -1,4 +1,4 @@
-"""Recurrent and convolutional models with any task and loss: trained, measured, opened, explained and served."""
+"""Recurrent and convolutional models with any task and loss: trained, evaluated, loaded, explained and served."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHORT = ("model.width=16", "model.dropout=0", "train.epochs=8", "train.patience=
 QUICK = ("train.learning_rate=1e-2", "train.averaging=0", "train.warmup=0", "train.threads=1", "evaluate.seen=keep")
 HISTORY = ["i03", "i04", "i05"]
 
-# A recipe, what is asked of it instead, and how many attentions it has to show.
+# A recipe, its overrides, and its number of attention maps.
 JOURNEYS = {
     "gru4rec, recency": ("gru4rec", ("model.state_width=0", "objective.task=recency", "objective.task.cuts=8"), 0),
     "gru4rec-bprmax": (
@@ -30,17 +30,17 @@ JOURNEYS = {
 
 @pytest.mark.parametrize("name", JOURNEYS)
 def test_from_a_log_to_answers_over_http(name: str, cycle_data: Path, tmp_path: Path) -> None:
-    recipe, asked, attentions = JOURNEYS[name]
-    segue.train(cycle_data, out=tmp_path / "run", recipe=recipe, overrides=(*SHORT, *QUICK, *asked))
+    recipe, overrides, n_attention_maps = JOURNEYS[name]
+    segue.train(cycle_data, out=tmp_path / "run", recipe=recipe, overrides=(*SHORT, *QUICK, *overrides))
     model = segue.load(tmp_path / "run")
     assert isinstance(model, segue.Recommender)
     assert segue.evaluate(model, data=cycle_data).metrics["hit@1"] > 0.6, "one in twelve by chance"
     answer = model.recommend(HISTORY, k=3).ids
     explanation = model.explain(HISTORY, answer[0])
-    assert len(explanation.contributions) == 3 and len(explanation.attention) == attentions
+    assert len(explanation.contributions) == 3 and len(explanation.attention) == n_attention_maps
     with in_process_client(application(model, store=str(tmp_path / "store.sqlite"))) as client:
         post_events(client, *({"user": "ann", "item": item} for item in HISTORY))
         assert ids(client.get("/users/ann/recommendations", params={"k": 3})) == answer
         card = client.get("/model").json()
-        assert [one["attention"] for one in card["models"]] == [bool(attentions)]
+        assert [entry["attention"] for entry in card["models"]] == [bool(n_attention_maps)]
         assert client.post("/explanations", json={"user": "ann"}).status_code == 200

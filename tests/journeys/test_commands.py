@@ -1,4 +1,4 @@
-"""Every command: what it prints, what `--json` prints, what each option does, how it ends."""
+"""Every command: its output, its output with `--json`, its options and its exit."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def ids(answer: dict[str, Any]) -> list[str]:
     return [item["id"] for item in answer["items"]]
 
 
-# --- the way in ---------------------------------------------------------------------------------------------------
+# --- help and usage -----------------------------------------------------------------------------------------------
 
 
 def test_version(line: CommandLine) -> None:
@@ -60,20 +60,20 @@ def test_version(line: CommandLine) -> None:
 
 
 def test_help_names_every_command(line: CommandLine) -> None:
-    printed = line.does("--help")
-    assert all(command in printed for command in OPTIONS)
-    assert line.does("-h") == printed
+    output = line.does("--help")
+    assert all(command in output for command in OPTIONS)
+    assert line.does("-h") == output
 
 
 @pytest.mark.parametrize("command", OPTIONS)
 def test_help_names_every_option_and_no_other(line: CommandLine, command: str) -> None:
-    printed = line.does(command, "--help")
-    assert set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", printed)) - {"-h", "--help"} == set(OPTIONS[command].split())
+    output = line.does(command, "--help")
+    assert set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", output)) - {"-h", "--help"} == set(OPTIONS[command].split())
 
 
 def test_help_and_version_in_a_real_process(segue_command: Command, tmp_path: Path) -> None:
-    done = segue_command("--version", cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"segue {version('segue')}\n", "")
+    process = segue_command("--version", cwd=tmp_path)
+    assert (process.returncode, process.stdout, process.stderr) == (0, f"segue {version('segue')}\n", "")
 
 
 @pytest.mark.parametrize(
@@ -106,10 +106,10 @@ def test_wrong_usage(line: CommandLine, arguments: tuple[str, ...], says: str) -
 
 
 def test_wrong_usage_in_a_real_process(segue_command: Command, tmp_path: Path) -> None:
-    done = segue_command("prepare", "log.csv", "--colour", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert "--colour" in done.stderr
+    process = segue_command("prepare", "log.csv", "--colour", cwd=tmp_path)
+    assert process.returncode == 2
+    assert process.stdout == ""
+    assert "--colour" in process.stderr
     assert tree(tmp_path) == {}
 
 
@@ -121,7 +121,7 @@ def write_events(folder: Path, columns: dict[str, list[Any]], name: str = "log.c
 
 
 def two_users(**more: list[Any]) -> dict[str, list[Any]]:
-    """Two users with three events each, of items a, b and c in this order; a column given replaces one of these."""
+    """Two users with three events each, of items a, b and c in this order; further columns replace these."""
     times = [1_700_000_000 + step for step in (0, 1, 2)]
     columns: dict[str, list[Any]] = {"user": ["u"] * 3 + ["v"] * 3, "item": list("abcabc"), "time": times * 2}
     return columns | more
@@ -130,7 +130,7 @@ def two_users(**more: list[Any]) -> dict[str, list[Any]]:
 LOW = ("--min-user", "1", "--min-item", "1")
 
 
-def prepared(line: CommandLine, *options: object, out: str = "data") -> tuple[dict[str, Any], Path]:
+def prepare_log(line: CommandLine, *options: object, out: str = "data") -> tuple[dict[str, Any], Path]:
     return line.answers("prepare", "log.csv", "--out", out, *LOW, *options), line.folder / out
 
 
@@ -152,15 +152,15 @@ def test_prepare_prints_a_summary(line: CommandLine) -> None:
         "items": 12,
         "events": 840,
     }
-    printed = line.does("prepare", "log.csv", "--out", "again")
-    assert "user = 'user' (found), item = 'item' (found), time = 'timestamp' (found)" in printed
-    assert "60 users, 12 items, 840 events" in printed
-    assert "Next: segue train again --out RUN" in printed
+    output = line.does("prepare", "log.csv", "--out", "again")
+    assert "user = 'user' (found), item = 'item' (found), time = 'timestamp' (found)" in output
+    assert "60 users, 12 items, 840 events" in output
+    assert "Next: segue train again --out RUN" in output
 
 
 def test_prepare_columns_by_name(line: CommandLine) -> None:
     write_events(line.folder, {"who": list("uuuvvv"), "user": list("abcabc"), "n": [3, 2, 1, 3, 2, 1]})
-    body, folder = prepared(line, "--user", "who", "--item", "user", "--time", "n")
+    body, folder = prepare_log(line, "--user", "who", "--item", "user", "--time", "n")
     assert body["log"]["columns"] == {"user": "who", "item": "user", "time": "n"}
     assert body["log"]["found"] == []
     assert array(folder, "items") == [3, 2, 1] * 2  # c before b before a
@@ -169,17 +169,17 @@ def test_prepare_columns_by_name(line: CommandLine) -> None:
 def test_prepare_several_files_in_their_order(line: CommandLine) -> None:
     write_events(line.folder, {"user": ["u"] * 2, "item": ["c", "a"]})
     write_events(line.folder, {"user": ["u"] * 2, "item": ["b", "a"]}, "more.csv")
-    body, folder = prepared(line, "more.csv")
+    body, folder = prepare_log(line, "more.csv")
     assert body["log"]["time"]["form"] == "row order"
     assert array(folder, "items") == [3, 1, 2, 1]
     assert [Path(source["path"]).name for source in body["source"]] == ["log.csv", "more.csv"]
 
 
 def test_prepare_minima(line: CommandLine) -> None:
-    """d occurs once and w has one event; without d, and then without w, nothing else falls."""
+    """d occurs once and w has one event; removing them brings no other below the minima."""
     write_events(line.folder, {"user": list("uuuvvvvw"), "item": list("abcabcda")})
-    every = line.answers("prepare", "log.csv", "--out", "every", "--min-user", "1", "--min-item", "1")["counts"]
-    assert (every["users"], every["items"], every["events"]) == (3, 4, 8)
+    all_counts = line.answers("prepare", "log.csv", "--out", "every", "--min-user", "1", "--min-item", "1")["counts"]
+    assert (all_counts["users"], all_counts["items"], all_counts["events"]) == (3, 4, 8)
     users = line.answers("prepare", "log.csv", "--out", "users", "--min-user", "2", "--min-item", "1")["counts"]
     assert (users["users"], users["items"], users["events"]) == (2, 4, 7)
     items = line.answers("prepare", "log.csv", "--out", "items", "--min-user", "1", "--min-item", "2")["counts"]
@@ -187,31 +187,31 @@ def test_prepare_minima(line: CommandLine) -> None:
 
 
 def test_prepare_order(line: CommandLine) -> None:
-    same = [1_700_000_000] * 6
-    write_events(line.folder, two_users(time=same, place=[3, 2, 1, 1, 2, 3]))
-    body, folder = prepared(line, out="rows")
+    equal_times = [1_700_000_000] * 6
+    write_events(line.folder, two_users(time=equal_times, place=[3, 2, 1, 1, 2, 3]))
+    body, folder = prepare_log(line, out="rows")
     assert array(folder, "items") == [1, 2, 3, 1, 2, 3]
     assert body["tie_share"] == 1.0
-    _, folder = prepared(line, "--order", "place", out="places")
+    _, folder = prepare_log(line, "--order", "place", out="places")
     assert array(folder, "items") == [3, 2, 1, 1, 2, 3]
 
 
 def test_prepare_kind_and_value(line: CommandLine) -> None:
     write_events(line.folder, two_users(what=["view", "buy", "view"] * 2, stars=[1.5, 2.0, 3.0, 4.0, 4.5, 5.0]))
-    _, folder = prepared(line, out="neither")
+    _, folder = prepare_log(line, out="neither")
     assert not (folder / "kinds.npy").exists()
     assert not (folder / "values.npy").exists()
-    body, folder = prepared(line, "--kind", "what", "--value", "stars")
+    body, folder = prepare_log(line, "--kind", "what", "--value", "stars")
     assert [body["kinds"][kind] for kind in array(folder, "kinds")] == ["view", "buy", "view"] * 2
     assert array(folder, "values") == [1.5, 2.0, 3.0, 4.0, 4.5, 5.0]
 
 
 def test_prepare_time_zone(line: CommandLine) -> None:
-    """New York is five hours behind UTC in January and four in July; a written offset stands."""
+    """New York is five hours behind UTC in January and four in July; an explicit offset is kept."""
     local = ["2024-01-01T00:00:00", "2024-07-01T00:00:00", "2024-07-01T12:00:00+02:00"]
     write_events(line.folder, two_users(time=local * 2))
-    _, utc = prepared(line, out="utc")
-    _, york = prepared(line, "--time-zone", "America/New_York", out="york")
+    _, utc = prepare_log(line, out="utc")
+    _, york = prepare_log(line, "--time-zone", "America/New_York", out="york")
     hours = (np.array(array(york, "times")) - np.array(array(utc, "times"))) / 3_600_000_000
     assert hours.tolist() == [5, 4, 0] * 2
     assert array(utc, "times")[0] == 1_704_067_200_000_000
@@ -219,7 +219,7 @@ def test_prepare_time_zone(line: CommandLine) -> None:
 
 def test_prepare_time_format(line: CommandLine) -> None:
     write_events(line.folder, two_users(time=["03.01.2024 10:00", "02.02.2024 10:00", "01.03.2024 10:00"] * 2))
-    body, folder = prepared(line, "--time-format", "%d.%m.%Y %H:%M")
+    body, folder = prepare_log(line, "--time-format", "%d.%m.%Y %H:%M")
     assert body["counts"]["rejected"] == {}
     assert array(folder, "times")[:3] == [1_704_276_000_000_000, 1_706_868_000_000_000, 1_709_287_200_000_000]
 
@@ -236,7 +236,7 @@ def test_prepare_catalogue(line: CommandLine) -> None:
     write_events(
         line.folder, {"id": ["a", "c", "z"], "title": ["Apple", "Cherry", "Zest"], "price": [1, 3, 9]}, "c.csv"
     )
-    body, folder = prepared(line, "--items", "c.csv")
+    body, folder = prepare_log(line, "--items", "c.csv")
     table = pl.read_parquet(folder / "items.parquet")
     assert table["title"].to_list() == ["Apple", None, "Cherry"]
     assert table["price"].cast(pl.String).to_list() == ["1", None, "3"]
@@ -256,7 +256,7 @@ def test_prepare_max_rejected(line: CommandLine) -> None:
 
 @pytest.fixture(scope="module")
 def other_run(cycle_data: Path, quick_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run like `cycle_run`, from another seed."""
+    """A run like `cycle_run`, with another seed."""
     from segue.api import train
 
     out = tmp_path_factory.mktemp("other") / "other"
@@ -265,23 +265,23 @@ def other_run(cycle_data: Path, quick_recipe: Path, tmp_path_factory: pytest.Tem
 
 
 def test_train(line: CommandLine, cycle_data: Path, quick_recipe: Path) -> None:
-    """Progress to standard error in plain lines, the result to standard output."""
-    said = line("train", cycle_data, "--out", "run", "--recipe", quick_recipe)
-    assert said.code == 0
-    assert re.findall(r"^epoch +(\d)/3  loss [\d.]+  ndcg@10 [\d.]+", said.err, re.MULTILINE) == ["1", "2", "3"]
-    assert "epoch" not in said.out
-    assert "60 cases" in said.out
-    assert "session-knn" in said.out
-    assert "Next: segue recommend run" in said.out
+    """Progress is on standard error in plain lines, the result on standard output."""
+    result = line("train", cycle_data, "--out", "run", "--recipe", quick_recipe)
+    assert result.code == 0
+    assert re.findall(r"^epoch +(\d)/3  loss [\d.]+  ndcg@10 [\d.]+", result.err, re.MULTILINE) == ["1", "2", "3"]
+    assert "epoch" not in result.out
+    assert "60 cases" in result.out
+    assert "session-knn" in result.out
+    assert "Next: segue recommend run" in result.out
     assert [path.name for path in line.folder.iterdir()] == ["run"]
 
 
 def test_train_json(line: CommandLine, cycle_data: Path, quick_recipe: Path) -> None:
-    """Nothing but the object, on either stream."""
-    said = line("train", cycle_data, "--out", "run", "--recipe", quick_recipe, "--json")
-    assert said.err == ""
-    body = json.loads(said.out)
-    assert said.out.count("\n") == 1
+    """Standard output has the object alone, standard error nothing."""
+    result = line("train", cycle_data, "--out", "run", "--recipe", quick_recipe, "--json")
+    assert result.err == ""
+    body = json.loads(result.out)
+    assert result.out.count("\n") == 1
     report = json.loads((line.folder / "run" / "metrics.json").read_text())
     assert body == {"folder": "run", "report": report, **json.loads(Path("run/manifest.json").read_text())}
 
@@ -297,7 +297,7 @@ def test_train_set_and_all(line: CommandLine, cycle_data: Path) -> None:
     settings = Path("run/settings.toml").read_text()
     assert "width = 8" in settings
     assert "epochs = 2" in settings
-    # Every event counts for serving: the catalogue of the run has the counts of the whole log.
+    # Training for serving uses every event: the catalogue of the run has the counts of the whole log.
     assert pl.read_parquet("run/items.parquet")["count"].sum() == 840
     assert line.answers("evaluate", "run") == body["report"]
 
@@ -305,12 +305,12 @@ def test_train_set_and_all(line: CommandLine, cycle_data: Path) -> None:
 def test_recipes(line: CommandLine) -> None:
     body = line.answers("recipes")
     assert list(body) == ["recipes"]
-    named = "default esasrec sasrec sasrec-bce sasrec-content sasrec-sampled gsasrec bert4rec sasrec-rss transformer"
-    timed = "hstu hstu-large hstu-mol sasrec-meta"
+    common = "default esasrec sasrec sasrec-bce sasrec-content sasrec-sampled gsasrec bert4rec sasrec-rss transformer"
+    with_times = "hstu hstu-large hstu-mol sasrec-meta"
     others = "gru4rec gru4rec-bprmax narm caser nextitnet seq2seq pinnerformer pinnerformer-paper"
-    assert set(body["recipes"]) == {*named.split(), *timed.split(), *others.split()}
-    printed = line.does("recipes")
-    assert all(name in printed and about["summary"] in printed for name, about in body["recipes"].items())
+    assert set(body["recipes"]) == {*common.split(), *with_times.split(), *others.split()}
+    output = line.does("recipes")
+    assert all(name in output and about["summary"] in output for name, about in body["recipes"].items())
 
 
 # --- evaluate and compare -----------------------------------------------------------------------------------------
@@ -318,14 +318,14 @@ def test_recipes(line: CommandLine) -> None:
 
 def test_evaluate(line: CommandLine, cycle_run: Path) -> None:
     body = line.answers("evaluate", cycle_run)
-    promised = {"split": "last", "cases": 60, "items": 12, "ties": "pessimistic", "seen": "kept"}
-    promised |= {"unreachable": 0, "unknown": 0, "target_time": False}
-    assert {name: body[name] for name in promised} == promised
+    expected = {"split": "last", "cases": 60, "items": 12, "ties": "pessimistic", "seen": "kept"}
+    expected |= {"unreachable": 0, "unknown": 0, "target_time": False}
+    assert {name: body[name] for name in expected} == expected
     assert {"hit@10", "ndcg@10", "mrr@10", "coverage@10"} <= set(body["metrics"])
     low, high = body["intervals"]["ndcg@10"]
     assert low <= body["metrics"]["ndcg@10"] <= high
     assert {"popularity", "recent-popularity", "last-item", "session-knn"} == set(body["baselines"])
-    assert body["baselines"]["last-item"]["hit@1"] == 1.0  # on a cycle the last item says it all
+    assert body["baselines"]["last-item"]["hit@1"] == 1.0  # on a cycle the last item determines the next
     assert body == json.loads((cycle_run / "metrics.json").read_text())
 
 
@@ -333,9 +333,9 @@ def test_evaluate_at(line: CommandLine, cycle_run: Path) -> None:
     metrics = line.answers("evaluate", cycle_run, "--at", "1,3,12")["metrics"]
     assert sorted(int(name[4:]) for name in metrics if name.startswith("hit@")) == [1, 3, 12]
     assert metrics["hit@12"] == 1.0  # of 12 items
-    printed = line.does("evaluate", cycle_run, "--at", "3")
-    assert "hit@3" in printed
-    assert "hit@10" not in printed
+    output = line.does("evaluate", cycle_run, "--at", "3")
+    assert "hit@3" in output
+    assert "hit@10" not in output
 
 
 def test_compare(line: CommandLine, cycle_run: Path, other_run: Path) -> None:
@@ -344,14 +344,14 @@ def test_compare(line: CommandLine, cycle_run: Path, other_run: Path) -> None:
     ndcg = [run["report"]["metrics"]["ndcg@10"] for run in body["runs"]]
     assert body["runs"][0]["differences"] == {}
     assert body["runs"][1]["differences"]["ndcg@10"]["value"] == pytest.approx(ndcg[1] - ndcg[0])
-    printed = line.does("compare", cycle_run, other_run)
-    assert re.search(r"^other .*\d", printed, re.MULTILINE)
+    output = line.does("compare", cycle_run, other_run)
+    assert re.search(r"^other .*\d", output, re.MULTILINE)
     assert list(line.folder.iterdir()) == []
 
 
 def test_compare_page(line: CommandLine, cycle_run: Path, other_run: Path) -> None:
-    printed = line.does("compare", cycle_run, other_run, "--html", "page.html")
-    assert "Wrote page.html." in printed
+    output = line.does("compare", cycle_run, other_run, "--html", "page.html")
+    assert "Wrote page.html." in output
     page = (line.folder / "page.html").read_text()
     assert page.lower().startswith("<!doctype html>")
     assert 'src="data:image/svg+xml;base64,' in page
@@ -374,8 +374,8 @@ def test_recommend(line: CommandLine, cycle_run: Path) -> None:
     assert all(list(item) == ["id", "title", "score"] for item in body["items"])
     scores = [item["score"] for item in body["items"]]
     assert scores == sorted(scores, reverse=True)
-    printed = line.does("recommend", cycle_run, "--history", "i01,i02", "-k", "5")
-    assert [row.split()[:2] for row in printed.splitlines()] == [
+    output = line.does("recommend", cycle_run, "--history", "i01,i02", "-k", "5")
+    assert [row.split()[:2] for row in output.splitlines()] == [
         [str(rank), name] for rank, name in enumerate(ids(body), start=1)
     ]
 
@@ -418,17 +418,19 @@ def test_recommend_history_from_a_file(line: CommandLine, cycle_run: Path) -> No
 
 
 def test_recommend_limits(line: CommandLine, cycle_run: Path) -> None:
-    asked = ("recommend", cycle_run, "--history", "i01,i02", "-k", "12")
-    kept = line.answers(*asked, "--keep-seen")
-    assert sorted(ids(kept)) == ITEMS
-    assert line.answers(*asked) == kept  # the log repeats, so the run was measured that way
-    assert ids(line.answers(*asked, "--no-keep-seen")) == [item for item in ids(kept) if item not in ("i01", "i02")]
-    assert ids(line.answers(*asked, "--exclude", "i05,ghost")) == [item for item in ids(kept) if item != "i05"]
-    only = [item for item in ids(kept) if item in ("i03", "i07")]
-    assert ids(line.answers(*asked, "--only", "i07,i03,ghost")) == only
+    arguments = ("recommend", cycle_run, "--history", "i01,i02", "-k", "12")
+    answer = line.answers(*arguments, "--keep-seen")
+    assert sorted(ids(answer)) == ITEMS
+    assert line.answers(*arguments) == answer  # the log has repeats, so this is the run's default
+    assert ids(line.answers(*arguments, "--no-keep-seen")) == [
+        item for item in ids(answer) if item not in ("i01", "i02")
+    ]
+    assert ids(line.answers(*arguments, "--exclude", "i05,ghost")) == [item for item in ids(answer) if item != "i05"]
+    only = [item for item in ids(answer) if item in ("i03", "i07")]
+    assert ids(line.answers(*arguments, "--only", "i07,i03,ghost")) == only
     Path("only.txt").write_text("i03\ni07\n")
-    assert ids(line.answers(*asked, "--only", "@only.txt")) == only
-    assert ids(line.answers(*asked, "--only", "@only.txt", "--exclude", "@only.txt")) == []
+    assert ids(line.answers(*arguments, "--only", "@only.txt")) == only
+    assert ids(line.answers(*arguments, "--only", "@only.txt", "--exclude", "@only.txt")) == []
     assert ids(line.answers("recommend", cycle_run, "--history", "", "--only", "i07,i03", "--exclude", "i03")) == [
         "i07"
     ]
@@ -445,27 +447,27 @@ def test_recommend_user(line: CommandLine, cycle_run: Path, cycle_data: Path) ->
 
 def test_recommend_users(line: CommandLine, cycle_run: Path) -> None:
     log = pl.read_csv(cycle_log().encode()).sort("timestamp")
-    moment = log.filter(user="u007")["timestamp"][5]
-    Path("users.csv").write_text(f"user,time\nu007,{moment}\nghost,{moment}\nu001,9999999999\n")
+    request_time = log.filter(user="u007")["timestamp"][5]
+    Path("users.csv").write_text(f"user,time\nu007,{request_time}\nghost,{request_time}\nu001,9999999999\n")
     body = line.answers("recommend", cycle_run, "--users", "users.csv", "--out", "answers", "-k", "3")
     assert body == {"folder": "answers", "users": 3, "unknown_users": 1, "fallback": 1, "rows": 9, "files": 1}
     answers = pl.read_parquet("answers/*.parquet")
     assert answers["user"].to_list() == ["u007"] * 3 + ["ghost"] * 3 + ["u001"] * 3
     assert answers["rank"].to_list() == [1, 2, 3] * 3
     histories = {
-        "u007": log.filter((pl.col("user") == "u007") & (pl.col("timestamp") < moment))["item"],
+        "u007": log.filter((pl.col("user") == "u007") & (pl.col("timestamp") < request_time))["item"],
         "u001": log.filter(user="u001")["item"],
         "ghost": pl.Series([""]),
     }
     for user, history in histories.items():
-        single = line.answers("recommend", cycle_run, "--history", ",".join(history), "-k", "3")
-        assert answers.filter(user=user)["item"].to_list() == ids(single), user
+        single_answer = line.answers("recommend", cycle_run, "--history", ",".join(history), "-k", "3")
+        assert answers.filter(user=user)["item"].to_list() == ids(single_answer), user
     limits = ("--exclude", "i01", "--only", "i01,i02")
     line.does("recommend", cycle_run, "--users", "users.csv", "--out", "few", *limits)
     assert set(pl.read_parquet("few/*.parquet")["item"]) == {"i02"}
-    printed = line.does("recommend", cycle_run, "--users", "users.csv", "--out", "said")
-    assert "3 users" in printed
-    assert "said" in printed
+    output = line.does("recommend", cycle_run, "--users", "users.csv", "--out", "batch")
+    assert "3 users" in output
+    assert "batch" in output
 
 
 def test_similar(line: CommandLine, cycle_run: Path) -> None:
@@ -486,13 +488,13 @@ def test_titles_are_shown(line: CommandLine, quick_recipe: Path) -> None:
     assert f"The {ids(body)[0]}, [bold]" in line.does("recommend", "run", "--history", "i01", "-k", "2")
 
 
-# --- processes that are told to stop ------------------------------------------------------------------------------
+# --- processes that receive signals -------------------------------------------------------------------------------
 
 
 @contextmanager
 def running(*arguments: object, cwd: Path) -> Iterator[subprocess.Popen[str]]:
-    """The command in a process of its own, which is gone afterwards whatever happens."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell ignores it
+    """Run the command in its own process, which is killed afterwards in any case."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
     try:
         child = subprocess.Popen(
             [sys.executable, "-m", "segue.cli", *map(str, arguments)],
@@ -503,22 +505,24 @@ def running(*arguments: object, cwd: Path) -> Iterator[subprocess.Popen[str]]:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, handler)
     with child as process:
-        watch = threading.Timer(300, process.kill)  # a busy machine may take long, but not for ever
-        watch.start()
+        timer = threading.Timer(300, process.kill)  # generous, for a busy machine
+        timer.start()
         try:
             yield process
         finally:
-            watch.cancel()
+            timer.cancel()
             process.kill()
 
 
 def test_interrupted_training_is_resumed(line: CommandLine, cycle_data: Path, quick_recipe: Path) -> None:
-    endless = ("--set", "train.epochs=1000000", "--set", "train.patience=1000000")
-    with running("train", cycle_data, "--out", "run", "--recipe", quick_recipe, *endless, cwd=line.folder) as process:
-        saved = line.folder / "run.partial" / "training.safetensors"
-        while not saved.exists() and process.poll() is None:
+    without_end = ("--set", "train.epochs=1000000", "--set", "train.patience=1000000")
+    with running(
+        "train", cycle_data, "--out", "run", "--recipe", quick_recipe, *without_end, cwd=line.folder
+    ) as process:
+        state = line.folder / "run.partial" / "training.safetensors"
+        while not state.exists() and process.poll() is None:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
@@ -536,53 +540,53 @@ def test_interrupted_training_is_resumed(line: CommandLine, cycle_data: Path, qu
 
 
 def test_serve(line: CommandLine, cycle_run: Path) -> None:
-    """On a terminal, ended by Ctrl-C; tests/serving/test_server.py has it with --json, ended by SIGTERM."""
+    """On a terminal, ended by Ctrl-C; tests/serving/test_server.py has --json, ended by SIGTERM."""
     expected = line.answers("recommend", cycle_run, "--history", "i01,i02", "-k", "3")
     with running("serve", cycle_run, "--port", "0", cwd=line.folder) as process:
         assert process.stdout is not None
-        first = process.stdout.readline()  # said once the port is open
-        url = re.findall(r"http://[\d.:]+", first)[0]
+        first_line = process.stdout.readline()  # printed once the port is open
+        url = re.findall(r"http://[\d.:]+", first_line)[0]
         assert process.stdout.readline() == "Events are kept in segue.sqlite.\n"
         with httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
-            ready = client.get("/health/ready")
+            health = client.get("/health/ready")
             answer = client.post("/recommendations", json={"history": ["i01", "i02"], "k": 3})
             page = client.get("/schema")
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
-    assert (ready.status_code, answer.status_code, page.status_code) == (200, 200, 200)
+    assert (health.status_code, answer.status_code, page.status_code) == (200, 200, 200)
     assert answer.json() == {**expected, "model": cycle_run.name}
     assert out == ""
     assert "Traceback" not in err
     assert all(json.loads(line)["level"] == "info" for line in err.splitlines())
     assert process.returncode == 130
-    assert [path.name for path in line.folder.iterdir()] == ["segue.sqlite"], "closed, and nothing else left"
+    assert [path.name for path in line.folder.iterdir()] == ["segue.sqlite"], "closed, and no other file"
 
 
-def test_serve_port_that_cannot_be_had(line: CommandLine, cycle_run: Path) -> None:
-    """No address is printed before it is served."""
+def test_serve_on_an_impossible_port(line: CommandLine, cycle_run: Path) -> None:
+    """No address is printed unless it is served."""
     line.refuses("serve", cycle_run, "--port", "70000", says=("0 to 65535", "70000", "--port"))
-    elsewhere = ("serve", cycle_run, "--port", "0", "--host", "203.0.113.7")
-    line.refuses(*elsewhere, says=("Without keys", "203.0.113.7", "--keys"))
+    public_address = ("serve", cycle_run, "--port", "0", "--host", "203.0.113.7")
+    line.refuses(*public_address, says=("Without keys", "203.0.113.7", "--keys"))
     (line.folder / "keys.toml").write_text('read = ["a-key-of-sixteen-characters"]')
     (line.folder / "keys.toml").chmod(0o600)
-    line.refuses(*elsewhere, "--keys", "keys.toml", says=("203.0.113.7", "--host"))
+    line.refuses(*public_address, "--keys", "keys.toml", says=("203.0.113.7", "--host"))
 
 
-def test_output_is_utf8_whatever_the_terminal_says(tmp_path: Path) -> None:
+def test_output_is_utf8_whatever_the_terminal(tmp_path: Path) -> None:
     """Ids are read as UTF-8, so they are written as UTF-8."""
     (tmp_path / "log.csv").write_text(cycle_log())
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "segue.cli", "prepare", "log.csv", "--out", "😀"],
         capture_output=True,
         cwd=tmp_path,
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert "Made 😀." in done.stdout.decode()
+    assert process.returncode == 0, process.stderr
+    assert "Made 😀." in process.stdout.decode()
 
 
 def test_the_reader_of_a_pipe_may_close_it(tmp_path: Path) -> None:
     command = f"{sys.executable} -m segue.cli --version | true; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    process = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (process.returncode, process.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""`segue train --from`: a run continued on a log that has grown."""
+"""`segue train --from`: a run continued on a longer log."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def history_of(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
 
 
-def grown(folder: Path) -> Path:
-    """The cycle log with an item more, whose number comes before all others'."""
+def write_longer_log(folder: Path) -> Path:
+    """Write the cycle log with one more item, whose number precedes all others."""
     first = cycle_log().splitlines()
     more = [f"u{user:03},a-new-one,{1_700_000_000 + step}" for user in range(9) for step in range(2)]
     (folder / "grown.csv").write_text("\n".join([*first, *more]) + "\n")
@@ -34,9 +34,9 @@ def grown(folder: Path) -> Path:
 
 
 @pytest.fixture(name="data", scope="module")
-def grown_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def longer_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("grown")
-    segue.prepare(grown(folder), out=folder / "data")
+    segue.prepare(write_longer_log(folder), out=folder / "data")
     return folder / "data"
 
 
@@ -50,25 +50,25 @@ def trained_run(cycle_data: Path, quick_recipe: Path, tmp_path_factory: pytest.T
 def test_a_continued_run_starts_from_the_weights_of_the_last_one(
     line: CommandLine, yesterday: Path, data: Path
 ) -> None:
-    said = line.answers("train", data, "--out", "today", "--from", yesterday, "--set", "train.epochs=2")
-    opened = segue.load(yesterday)
-    assert isinstance(opened, segue.Recommender)
-    assert said["from"] == {"folder": str(yesterday), "digest": run_digest(opened)}
-    assert said["recipe"] == opened.manifest["recipe"]
+    result = line.answers("train", data, "--out", "today", "--from", yesterday, "--set", "train.epochs=2")
+    old_run = segue.load(yesterday)
+    assert isinstance(old_run, segue.Recommender)
+    assert result["from"] == {"folder": str(yesterday), "digest": run_digest(old_run)}
+    assert result["recipe"] == old_run.manifest["recipe"]
     today = line.folder / "today"
-    line.does("train", data, "--out", "anew", "--recipe", opened.manifest["recipe"], *("--set", "train.epochs=2"))
-    began, anew = history_of(today), history_of(line.folder / "anew")
-    assert [record["epoch"] for record in began] == [0, 1, 2]
-    assert set(began[0]) == {"epoch", "ndcg@10", "hit@10"}
-    assert began[0]["ndcg@10"] > anew[-1]["ndcg@10"], "what took eight epochs yesterday is there before the first"
-    # The weights that training began with: those of yesterday, each item's under its number of today.
+    line.does("train", data, "--out", "anew", "--recipe", old_run.manifest["recipe"], *("--set", "train.epochs=2"))
+    warm, cold = history_of(today), history_of(line.folder / "anew")
+    assert [record["epoch"] for record in warm] == [0, 1, 2]
+    assert set(warm[0]) == {"epoch", "ndcg@10", "hit@10"}
+    assert warm[0]["ndcg@10"] > cold[-1]["ndcg@10"], "warm start begins above the score of training from scratch"
+    # The initial weights are yesterday's, with each item's row at its new number.
     (line.folder / "start").mkdir()
     shutil.copy(today / "settings.toml", line.folder / "start")
     shutil.copy(today / "warm-start.safetensors", line.folder / "start" / "weights.safetensors")
-    start, ids = load_model(line.folder / "start"), pl.read_parquet(today / "items.parquet")["id"].to_list()
+    initial_model, ids = load_model(line.folder / "start"), pl.read_parquet(today / "items.parquet")["id"].to_list()
     assert ids[0] == "a-new-one"
-    old = opened.vocabulary.numbers(ids[1:], unknown="error")
-    assert np.array_equal(start.item_vectors().numpy()[2:], opened.model.item_vectors().numpy()[old])
+    old = old_run.vocabulary.numbers(ids[1:], unknown="error")
+    assert np.array_equal(initial_model.item_vectors().numpy()[2:], old_run.model.item_vectors().numpy()[old])
 
 
 def test_continuing_on_the_same_data_starts_with_the_same_score(
@@ -80,7 +80,7 @@ def test_continuing_on_the_same_data_starts_with_the_same_score(
 
 
 class Stopped(KeyboardInterrupt):
-    """A Ctrl-C that only this test raises."""
+    """Ctrl-C, raised by these tests alone."""
 
 
 @pytest.mark.parametrize("epoch", [1, 2])
@@ -95,16 +95,16 @@ def test_resume_does_not_need_the_from_run(yesterday: Path, data: Path, tmp_path
     with pytest.raises(Stopped):
         segue.train(data, out=tmp_path / "run", from_run=tmp_path / "old", overrides=changes, progress=stop)
     shutil.rmtree(tmp_path / "old")
-    again = segue.train(data, out=tmp_path / "run", resume=True)
+    resumed = segue.train(data, out=tmp_path / "run", resume=True)
     for name in ("weights.safetensors", "history.jsonl", "warm-start.safetensors"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    assert again.manifest["from"] == {**whole.manifest["from"], "folder": str(tmp_path / "old")}
+    assert resumed.manifest["from"] == {**whole.manifest["from"], "folder": str(tmp_path / "old")}
 
 
 def test_a_continued_run_keeps_its_text_encoder(
     data: Path, cycle_data: Path, quick_recipe: Path, tmp_path: Path
 ) -> None:
-    """Another catalogue would give another text encoder: that of the old run is kept, also by --resume."""
+    """Another catalogue would give another text encoder: --from keeps the old run's, also with --resume."""
     days = {"old": cycle_data, "new": data}
     for day, log in days.items():
         ids = segue.Data.open(log).vocabulary.table["id"].to_list()
@@ -130,14 +130,14 @@ def test_a_continued_run_keeps_its_text_encoder(
     assert np.array_equal(resumed.embed([["i01", "i02"]]), whole.embed([["i01", "i02"]]))
     for model in (resumed.model, whole.model):
         for name in ("terms", "directions"):
-            kept, was = (getattr(each.items.texts, name) for each in (model, old.model))
-            assert np.array_equal(kept.numpy(), was.numpy())
+            new_array, old_array = (getattr(network.items.texts, name) for network in (model, old.model))
+            assert np.array_equal(new_array.numpy(), old_array.numpy())
 
 
 def test_an_all_events_run_is_continued_without_leaking_the_test_part(
     yesterday: Path, cycle_data: Path, data: Path, tmp_path: Path
 ) -> None:
-    """A run of every event was trained on the new test part: epochs are chosen from the weights that were not."""
+    """The weights of a run on every event saw the new test part: validation starts from the weights that did not."""
     shutil.copytree(yesterday, tmp_path / "all")
     segue.train(cycle_data, out=tmp_path / "all", resume=True, all_events=True)
     short = ["train.epochs=1"]
@@ -148,22 +148,22 @@ def test_an_all_events_run_is_continued_without_leaking_the_test_part(
     assert "warm-start-all.safetensors" not in segue.load(tmp_path / "plain").manifest["files"]
 
 
-def test_what_is_refused(line: CommandLine, yesterday: Path, cycle_data: Path, data: Path) -> None:
+def test_refused_options_and_logs(line: CommandLine, yesterday: Path, cycle_data: Path, data: Path) -> None:
     command = ("train", data, "--out", "today", "--from", yesterday)
     line.refuses(*command, "--set", "model.width=32", says=("--from cannot change model.width", "train anew"))
     line.refuses(*command, "--recipe", "sasrec", says=("--from cannot change", "model.length"))
     line.refuses(*command, "--resume", says=("leave --from out",))
     line.refuses("train", data, "--out", "today", "--from", cycle_data, says=("is a data folder, expected a run",))
-    moment = ("--split", "time:2020-09-14")
-    line.does("prepare", grown(line.folder), "--out", "by-time", *moment)
+    split = ("--split", "time:2020-09-14")
+    line.does("prepare", write_longer_log(line.folder), "--out", "by-time", *split)
     line.refuses(
         *("train", "by-time", "--out", "today", "--from", yesterday), says=("keeps for validation and test", "--split")
     )
 
 
-def test_a_recipe_may_change_how_it_is_trained(line: CommandLine, yesterday: Path, data: Path) -> None:
+def test_a_recipe_may_change_training_settings(line: CommandLine, yesterday: Path, data: Path) -> None:
     (line.folder / "night.toml").write_text("[train]\nepochs = 1\nthreads = 1\n[objective]\ntemperature = 0.5\n")
-    said = line.answers("train", data, "--out", "today", "--from", yesterday, "--recipe", "night.toml")
-    assert said["recipe"] == "night.toml"
+    result = line.answers("train", data, "--out", "today", "--from", yesterday, "--recipe", "night.toml")
+    assert result["recipe"] == "night.toml"
     assert len(history_of(line.folder / "today")) == 2
     assert "temperature = 0.5" in (line.folder / "today" / "settings.toml").read_text()

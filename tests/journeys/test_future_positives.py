@@ -25,7 +25,7 @@ EPOCHS = ["train.patience=9", "train.averaging=0.9"]
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> segue.Data:
-    """Everyone looks at ten things of a dozen an hour after another, and buys every third at once, at home or away."""
+    """Each user looks at ten of twelve items, one per hour, and buys every third a minute later, at home or away."""
     folder, rng = tmp_path_factory.mktemp("shop"), np.random.default_rng(1)
     rows = ["user,item,timestamp,kind,value"]
     for user in range(40):
@@ -39,7 +39,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> segue.Data:
 
 
 def test_training_on_future_positives_is_resumed_exactly(shop: segue.Data, quick_recipe: Path, tmp_path: Path) -> None:
-    """Its counts and its positives are saved with its state."""
+    """Target counts and positives are saved with the training state."""
     whole, short = tmp_path / "whole", tmp_path / "short"
     segue.train(shop, out=whole, recipe=quick_recipe, overrides=[*AHEAD, *EPOCHS, "train.epochs=4"])
     segue.train(shop, out=short, recipe=quick_recipe, overrides=[*AHEAD, *EPOCHS, "train.epochs=2"])
@@ -49,7 +49,7 @@ def test_training_on_future_positives_is_resumed_exactly(shop: segue.Data, quick
     assert 'positive = [{kind = "buy", min_value = 0.5}]' in (short / "settings.toml").read_text()
 
 
-def test_kinds_and_values_that_the_log_does_not_have_leave_nothing_behind(
+def test_kinds_and_values_that_the_log_does_not_have_are_refused_without_a_folder(
     shop: segue.Data, cycle_data: Path, quick_recipe: Path, tmp_path: Path
 ) -> None:
     task = "objective.task=next-action"

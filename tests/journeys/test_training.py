@@ -27,7 +27,7 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def files_of(run: Path) -> dict[str, bytes]:
-    """What must be equal in equal runs: all but the manifest, which has times, and the settings, with the epochs."""
+    """Files that must be equal in equal runs: all but the manifest, which has times, and the settings, with epochs."""
     names = ("weights.safetensors", "history.jsonl", "ranks.npy", "metrics.json", "items.parquet", "index.safetensors")
     return {name: (run / name).read_bytes() for name in names}
 
@@ -35,7 +35,7 @@ def files_of(run: Path) -> dict[str, bytes]:
 def test_three_statements_on_the_demos_data(tmp_path: Path, quick_recipe: Path) -> None:
     try:
         raw = fetch(cache=cache_folder())
-    except InputError:  # no network: the demo takes the planted shop, and so does this test
+    except InputError:  # no network: use the planted shop, like the demo
         raw = tmp_path / "planted.csv"
         write_planted_shop(raw)
     shop = clean(raw, out=tmp_path)
@@ -62,9 +62,9 @@ def test_load_and_save(cycle_run: Path, cycle_data: Path, tmp_path: Path) -> Non
     model = segue.load(cycle_run)
     assert isinstance(model, segue.Recommender)
     model.save(tmp_path / "copy")
-    again = segue.load(tmp_path / "copy")
-    assert isinstance(again, segue.Recommender)
-    assert again.recommend(["i01", "i02"]) == model.recommend(["i01", "i02"])
+    copy = segue.load(tmp_path / "copy")
+    assert isinstance(copy, segue.Recommender)
+    assert copy.recommend(["i01", "i02"]) == model.recommend(["i01", "i02"])
     data = segue.load(cycle_data)
     assert isinstance(data, segue.Data)
     data.save(tmp_path / "data")
@@ -73,7 +73,7 @@ def test_load_and_save(cycle_run: Path, cycle_data: Path, tmp_path: Path) -> Non
         segue.load(tmp_path / "nowhere")
 
 
-KILLED = """
+KILLED_TRAINING = """
 import os, signal, sys
 import segue
 
@@ -87,16 +87,16 @@ segue.train(sys.argv[1], out=sys.argv[2], recipe=sys.argv[3], progress=kill)
 
 def test_resume_after_kill_equals_the_uninterrupted_run(cycle_data: Path, quick_recipe: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "dropout.toml"
-    changed = {"dropout = 0.0": "dropout = 0.3", "averaging = 0.0": "", "= 3\n": "= 6\n"}
+    replacements = {"dropout = 0.0": "dropout = 0.3", "averaging = 0.0": "", "= 3\n": "= 6\n"}
     text = quick_recipe.read_text()
-    for before, after in changed.items():
+    for before, after in replacements.items():
         assert before in text
         text = text.replace(before, after)
     recipe.write_text(text)
     segue.train(cycle_data, out=tmp_path / "whole", recipe=recipe)
-    command = [sys.executable, "-c", KILLED, *map(str, (cycle_data, tmp_path / "killed", recipe))]
-    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
-    assert done.returncode == -signal.SIGKILL
+    command = [sys.executable, "-c", KILLED_TRAINING, *map(str, (cycle_data, tmp_path / "killed", recipe))]
+    process = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
+    assert process.returncode == -signal.SIGKILL
     assert (tmp_path / "killed.partial").exists() and not (tmp_path / "killed").exists()
     segue.train(cycle_data, out=tmp_path / "killed", resume=True)
     assert files_of(tmp_path / "killed") == files_of(tmp_path / "whole")
@@ -119,7 +119,7 @@ def test_resume_refuses_other_settings(cycle_data: Path, cycle_run: Path, quick_
     shutil.copytree(cycle_run, tmp_path / "run")
     with pytest.raises(SettingsError, match=r"cannot change model\.width"):
         segue.train(cycle_data, out=tmp_path / "run", resume=True, overrides=["model.width=8"])
-    with pytest.raises(SettingsError, match=r"cannot change evaluate\.seen"):  # or the best epoch would mean nothing
+    with pytest.raises(SettingsError, match=r"cannot change evaluate\.seen"):  # or the best epoch would be meaningless
         segue.train(cycle_data, out=tmp_path / "run", resume=True, overrides=["train.epochs=9", "evaluate.seen=keep"])
     with pytest.raises(FolderError, match="nothing to resume"):
         segue.train(cycle_data, out=tmp_path / "other", resume=True)
@@ -127,9 +127,7 @@ def test_resume_refuses_other_settings(cycle_data: Path, cycle_run: Path, quick_
         segue.train(cycle_data, out=tmp_path / "run", recipe=quick_recipe)
 
 
-def test_ctrl_c_leaves_something_to_resume(
-    cycle_data: Path, cycle_run: Path, quick_recipe: Path, tmp_path: Path
-) -> None:
+def test_training_resumes_after_ctrl_c(cycle_data: Path, cycle_run: Path, quick_recipe: Path, tmp_path: Path) -> None:
     def stop(step: object) -> None:
         if getattr(step, "epoch", 0) == 2:
             raise KeyboardInterrupt
@@ -144,7 +142,7 @@ def test_ctrl_c_leaves_something_to_resume(
 
 
 def test_resume_keeps_the_last_settings(cycle_data: Path, quick_recipe: Path, tmp_path: Path) -> None:
-    """Those of the last call, and that every event is trained on, need not be given again."""
+    """Overrides of the last call and all_events need not be repeated."""
     partial = tmp_path / "run.partial"
 
     def stop(_: TrainingProgress) -> None:
@@ -164,9 +162,7 @@ def test_resume_keeps_the_last_settings(cycle_data: Path, quick_recipe: Path, tm
         segue.train(cycle_data, out=tmp_path / "run", resume=True, all_events=True)
 
 
-def test_a_loss_that_is_not_finite_keeps_the_last_good_state(
-    cycle_data: Path, quick_recipe: Path, tmp_path: Path
-) -> None:
+def test_a_non_finite_loss_keeps_the_last_saved_state(cycle_data: Path, quick_recipe: Path, tmp_path: Path) -> None:
     segue.train(cycle_data, out=tmp_path / "run", recipe=quick_recipe, overrides=["train.epochs=2"])
     with pytest.raises(TrainingError, match="The loss became"):
         segue.train(
@@ -181,38 +177,40 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_state(
     assert [msgspec.json.decode(line)["epoch"] for line in lines] == [1, 2, 3, 4]
 
 
-def test_all_events_keeps_the_report_of_the_model_that_chose_the_epochs(
+def test_all_events_keeps_the_report_of_the_validated_model(
     cycle_data: Path, cycle_run: Path, quick_recipe: Path, tmp_path: Path
 ) -> None:
-    chosen = segue.load(cycle_run)
-    assert isinstance(chosen, segue.Recommender)
+    validated = segue.load(cycle_run)
+    assert isinstance(validated, segue.Recommender)
     steps: list[TrainingProgress] = []
     out = tmp_path / "served"
     served = segue.train(cycle_data, out=out, recipe=quick_recipe, all_events=True, progress=steps.append)
-    report, kept = segue.evaluate(chosen), segue.evaluate(served)
+    report, served_report = segue.evaluate(validated), segue.evaluate(served)
     assert {step.measured for step in steps} == {"", "model", *report.baselines}
-    measured = [step for step in steps if step.measured]
-    assert {(step.epoch, step.total) for step in measured} == {(3, report.cases)} and measured[-1].done == report.cases
-    assert kept.metrics == report.metrics
-    assert kept.note is not None and "every event" in kept.note
+    final_steps = [step for step in steps if step.measured]
+    assert {(step.epoch, step.total) for step in final_steps} == {(3, report.cases)} and final_steps[
+        -1
+    ].done == report.cases
+    assert served_report.metrics == report.metrics
+    assert served_report.note is not None and "every event" in served_report.note
     assert report.note is None
     assert served.vocabulary.table["count"].sum() == 60 * 14
-    assert chosen.vocabulary.table["count"].sum() == 60 * 12
+    assert validated.vocabulary.table["count"].sum() == 60 * 12
     assert files_of(cycle_run)["weights.safetensors"] != files_of(tmp_path / "served")["weights.safetensors"]
     with pytest.raises(SettingsError, match="cannot be tested again"):
         segue.evaluate(served, at=[3])
 
 
 def test_no_leak_from_the_test_part(quick_recipe: Path, tmp_path: Path) -> None:
-    """The last items are permuted among the users: no weight and no choice may change."""
+    """Last items are permuted among users: no weight and no best epoch may change."""
     log = pl.read_csv(cycle_log(users=200, items=40, events=12).encode()).with_columns(
         last=pl.col("timestamp") == pl.col("timestamp").max().over("user")
     )
     lasts = log.filter("last").sort("user")
-    permuted = lasts.with_columns(item=pl.Series(np.random.default_rng(3).permutation(lasts["item"].to_numpy())))
-    shuffled = pl.concat([log.filter(~pl.col("last")), permuted]).drop("last")
+    permuted_lasts = lasts.with_columns(item=pl.Series(np.random.default_rng(3).permutation(lasts["item"].to_numpy())))
+    permuted_log = pl.concat([log.filter(~pl.col("last")), permuted_lasts]).drop("last")
     overrides = ["train.epochs=25", "train.patience=5", "evaluate.seen=keep"]
-    for name, table in (("straight", log.drop("last")), ("permuted", shuffled)):
+    for name, table in (("straight", log.drop("last")), ("permuted", permuted_log)):
         data = segue.prepare(table, out=tmp_path / f"{name}-data")
         segue.train(data, out=tmp_path / name, recipe=quick_recipe, overrides=overrides)
     for file in ("weights.safetensors", "history.jsonl"):
@@ -237,7 +235,7 @@ TINY = (
     "train.threads=1",
 )
 FEW_NEGATIVES = ("objective.sampler.negatives=5",)
-UNTOLD = ("model.target_time=false",)
+WITHOUT_TARGET_TIME = ("model.target_time=false",)
 SMALL_MIXTURE = ("model.similarity.part_width=4", "model.similarity.query_hidden=8", "model.similarity.gate_hidden=8")
 NO_LEAK: dict[str, tuple[str, tuple[str, ...]]] = {
     "bert4rec": ("bert4rec", ()),
@@ -247,9 +245,9 @@ NO_LEAK: dict[str, tuple[str, tuple[str, ...]]] = {
     "gru4rec": ("gru4rec", ("model.state_width=8",)),
     "gru4rec-bprmax": ("gru4rec-bprmax", FEW_NEGATIVES),
     "gsasrec": ("gsasrec", FEW_NEGATIVES),
-    "hstu": ("hstu", UNTOLD),
-    "hstu-large": ("hstu-large", (*UNTOLD, "model.depth=3")),
-    "hstu-mol": ("hstu-mol", (*UNTOLD, *FEW_NEGATIVES, *SMALL_MIXTURE)),
+    "hstu": ("hstu", WITHOUT_TARGET_TIME),
+    "hstu-large": ("hstu-large", (*WITHOUT_TARGET_TIME, "model.depth=3")),
+    "hstu-mol": ("hstu-mol", (*WITHOUT_TARGET_TIME, *FEW_NEGATIVES, *SMALL_MIXTURE)),
     "narm": ("narm", ()),
     "nextitnet": ("nextitnet", ()),
     "pinnerformer": ("pinnerformer", FEW_NEGATIVES),
@@ -268,16 +266,16 @@ NO_LEAK: dict[str, tuple[str, tuple[str, ...]]] = {
     "lambdarank": ("sasrec-rss", ("objective.loss=lambdarank",)),
     "codes": ("sasrec-sampled", (*FEW_NEGATIVES, "model.items=codes", "model.items.parts=4")),
 }
-"""Every recipe, every sampler, and codes, which are computed from the log."""
+"""Every recipe, every sampler, and codes, which come from the log."""
 
 
-def test_no_leak_is_tried_with_every_recipe() -> None:
+def test_no_leak_covers_every_recipe() -> None:
     assert NO_LEAK.keys() >= set(recipe_names())
 
 
 @pytest.fixture(scope="module")
 def last_items(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Data folders that differ in the users' last items only: as they are, and all the same, which changes counts."""
+    """Data folders that differ in users' last items alone: unchanged, and all the same, which changes counts."""
     log = pl.read_csv(cycle_log(users=30, items=12, events=8).encode()).with_columns(
         last=pl.col("timestamp") == pl.col("timestamp").max().over("user")
     )
@@ -304,15 +302,15 @@ def test_no_leak_from_the_test_part_in_any_recipe(name: str, last_items: dict[st
         assert len({(tmp_path / last / file).read_bytes() for last in last_items}) == 1, file
     best = [msgspec.json.decode((tmp_path / last / "manifest.json").read_bytes())["training"] for last in last_items]
     assert len({training["best_epoch"] for training in best}) == 1
-    assert len({(tmp_path / last / "ranks.npy").read_bytes() for last in last_items}) == 2, "only the test notices"
+    assert len({(tmp_path / last / "ranks.npy").read_bytes() for last in last_items}) == 2, "only the test part differs"
 
 
 def test_time_split(quick_recipe: Path, tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text(cycle_log())
-    when = 1_600_000_000 + 3600 * 11
-    data = segue.prepare(tmp_path / "log.csv", split=f"time:{when}")
+    split_time = 1_600_000_000 + 3600 * 11
+    data = segue.prepare(tmp_path / "log.csv", split=f"time:{split_time}")
     report = segue.evaluate(segue.train(data, recipe=quick_recipe))
     times = data.sequences.times // 1_000_000
     assert report.split == "time"
-    assert report.cases == int((times >= when).sum())
-    assert int((times[: len(times)] < when).sum()) + report.cases == len(times)
+    assert report.cases == int((times >= split_time).sum())
+    assert int((times[: len(times)] < split_time).sum()) + report.cases == len(times)

@@ -14,11 +14,11 @@ from segue.tuning import search
 
 
 def test_from_a_search_to_a_run(line: CommandLine, cycle_data: Path, quick_recipe: Path) -> None:
-    said = line("tune", cycle_data, "--out", "tuned", "--recipe", quick_recipe, "--trials", "2")
-    assert said.code == 0
-    assert re.findall(r"^trial +(\d)  ndcg@10 [\d.]+", said.err, re.MULTILINE) == ["1", "2"]
-    assert said.out.startswith("2 trials: 2 finished.")
-    assert f"Next: segue train {cycle_data} --out RUN --recipe tuned/best.toml" in said.out
+    result = line("tune", cycle_data, "--out", "tuned", "--recipe", quick_recipe, "--trials", "2")
+    assert result.code == 0
+    assert re.findall(r"^trial +(\d)  ndcg@10 [\d.]+", result.err, re.MULTILINE) == ["1", "2"]
+    assert result.out.startswith("2 trials: 2 finished.")
+    assert f"Next: segue train {cycle_data} --out RUN --recipe tuned/best.toml" in result.out
 
     body = line.answers("tune", cycle_data, "--out", "tuned", "--resume", "--trials", "3")
     assert [trial["trial"] for trial in body["trials"]] == [1, 2, 3]
@@ -36,17 +36,17 @@ def test_from_a_search_to_a_run(line: CommandLine, cycle_data: Path, quick_recip
 def test_ctrl_c_prints_how_to_resume(
     line: CommandLine, cycle_data: Path, quick_recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object, **__: object) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(search, "choose_epoch", interrupted)
-    said = line("tune", cycle_data, "--out", "tuned", "--recipe", quick_recipe, "--trials", "1")
-    assert (said.code, said.out) == (130, "")
-    way_on = f"segue tune {cycle_data} --out tuned --trials 1 --resume"
-    assert said.err.endswith(f"Resume with: {way_on}\n")
+    monkeypatch.setattr(search, "choose_epoch", interrupt)
+    result = line("tune", cycle_data, "--out", "tuned", "--recipe", quick_recipe, "--trials", "1")
+    assert (result.code, result.out) == (130, "")
+    resume_command = f"segue tune {cycle_data} --out tuned --trials 1 --resume"
+    assert result.err.endswith(f"Resume with: {resume_command}\n")
     monkeypatch.undo()
     monkeypatch.chdir(line.folder)
-    assert line.answers(*way_on.split()[1:])["best"]["trial"] == 2
+    assert line.answers(*resume_command.split()[1:])["best"]["trial"] == 2
 
 
 def test_without_optuna(line: CommandLine, cycle_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,5 +61,5 @@ def test_optuna_and_torch_are_imported_only_when_needed() -> None:
         "import sys, segue.cli, segue.tuning\n"
         "sys.exit(f'imported: {found}' if (found := {'optuna', 'torch'} & sys.modules.keys()) else 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert process.returncode == 0, process.stderr

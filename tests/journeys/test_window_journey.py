@@ -1,4 +1,4 @@
-"""Evaluation by window through the command line, on a log whose targets are known."""
+"""Evaluation by time window through the command line, on a log with known targets."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ LEARNING = ("train.epochs=15", "train.patience=15", "train.tokens=40")
 
 
 def daily_walks() -> pl.DataFrame:
-    """Everybody walks round a cycle of items, one a day: the next day's item is certain, and an embedding of yesterday
-    predicts an item of today."""
+    """Each user follows a cycle of items, one per day: the next day's item is certain, and yesterday's embedding
+    predicts today's item."""
     steps = [(user, step) for user in range(USERS) for step in range(EVENTS)]
     return pl.DataFrame(
         {
@@ -40,21 +40,21 @@ def daily(tmp_path_factory: pytest.TempPathFactory, quick_recipe: Path) -> Path:
     shelves = {"item": [f"i{item:02}" for item in range(ITEMS)], "shelf": [f"s{item % 4}" for item in range(ITEMS)]}
     pl.DataFrame(shelves).write_csv(folder / "items.csv")
     data = segue.prepare(folder / "log.csv", out=folder / "data", items=folder / "items.csv", split=f"time:{WHEN}")
-    measured = ["evaluate.seen=keep", "evaluate.at=[1,3]", "evaluate.bootstrap=100", "evaluate.interest=shelf"]
-    segue.train(data, out=folder / "run", recipe=quick_recipe, overrides=[*LEARNING, *measured])
+    evaluation = ["evaluate.seen=keep", "evaluate.at=[1,3]", "evaluate.bootstrap=100", "evaluate.interest=shelf"]
+    segue.train(data, out=folder / "run", recipe=quick_recipe, overrides=[*LEARNING, *evaluation])
     return folder
 
 
 def test_older_histories_score_lower(daily: Path) -> None:
     report = segue.evaluate(daily / "run", days=1, ages=(0, 1))
-    fresh, stale = report.ages
+    age_0, age_1 = report.ages
     assert report.users == report.targets == USERS
-    assert fresh.metrics["recall@1"] > 0.9, "one in twelve by chance"
-    assert stale.metrics["recall@1"] < 0.1
-    fall = stale.fall["recall@1"]
-    assert fall.value is not None and fall.low is not None and fall.value > 0.9 and fall.low > 0.8
+    assert age_0.metrics["recall@1"] > 0.9, "one in twelve by chance"
+    assert age_1.metrics["recall@1"] < 0.1
+    decrease = age_1.fall["recall@1"]
+    assert decrease.value is not None and decrease.low is not None and decrease.value > 0.9 and decrease.low > 0.8
     assert report.baselines["popularity"]["recall@1"] < 0.2
-    assert report.metrics["p90_coverage@1"] > 0.7, "everybody stands somewhere else"
+    assert report.metrics["p90_coverage@1"] > 0.7, "users are at different positions of the cycle"
     assert report.metrics["entropy@3"] > 0
 
 
@@ -63,8 +63,8 @@ def test_validation_may_choose_the_epoch_by_a_window(daily: Path, quick_recipe: 
     segue.train(daily / "data", out=run, recipe=quick_recipe, overrides=overrides)
     lines = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
     recalls = [line["recall@10"] for line in lines]
-    chosen = json.loads((run / "manifest.json").read_text())["training"]
-    assert chosen["best_score"] == max(recalls) and chosen["best_epoch"] == 1 + recalls.index(max(recalls))
+    training = json.loads((run / "manifest.json").read_text())["training"]
+    assert training["best_score"] == max(recalls) and training["best_epoch"] == 1 + recalls.index(max(recalls))
     assert len(set(recalls)) > 1 and "ndcg@10" not in lines[0]
     with pytest.raises(SettingsError, match=r"--resume cannot change evaluate\.days"):
         segue.train(daily / "data", out=run, resume=True, overrides=["evaluate.days=1", "train.epochs=4"])
@@ -76,37 +76,37 @@ def test_the_command_prints_the_report_of_python(line: CommandLine, daily: Path)
     assert body["metrics"] == report.metrics and body["targets"] == 2 * USERS == report.targets
     assert [age["days"] for age in body["ages"]] == [0, 1]
     assert body["split_time"] == "2020-09-23T12:26:40+00:00" and body["trained_before"] < body["split_time"]
-    printed = line.does("evaluate", daily / "run", "--days", "2", "--ages", "1")
-    assert "60 users" in printed and "session-knn" in printed and "lost since age 0" in printed
+    output = line.does("evaluate", daily / "run", "--days", "2", "--ages", "1")
+    assert "60 users" in output and "session-knn" in output and "lost since age 0" in output
     assert "metrics" in line.answers("evaluate", daily / "run") and "ages" not in line.answers(
         "evaluate", daily / "run"
     )
 
 
-def test_interest_may_be_named_when_measuring(line: CommandLine, daily: Path) -> None:
-    """In a column where every item has a value of its own, a list of three has the entropy of three kinds."""
-    own, shelves = (segue.evaluate(daily / "run", days=1, interest=name).metrics for name in ("id", "shelf"))
-    assert own["entropy@3"] == pytest.approx(math.log(3)) and own["entropy@1"] == 0
-    assert shelves == segue.evaluate(daily / "run", days=1).metrics, "the run's own"
+def test_interest_may_be_named_in_evaluate(line: CommandLine, daily: Path) -> None:
+    """With a column of unique values, a list of three has the entropy of three values."""
+    by_id, shelves = (segue.evaluate(daily / "run", days=1, interest=name).metrics for name in ("id", "shelf"))
+    assert by_id["entropy@3"] == pytest.approx(math.log(3)) and by_id["entropy@1"] == 0
+    assert shelves == segue.evaluate(daily / "run", days=1).metrics, "the column of the run's settings"
     assert "entropy@3" not in segue.evaluate(daily / "run", days=1, interest="").metrics
-    assert line.answers("evaluate", daily / "run", "--days", "1", "--interest", "id")["metrics"] == own
-    misspelt = ("no column 'shelv'", "it has shelf")
-    line.refuses("evaluate", daily / "run", "--days", "1", "--interest", "shelv", says=misspelt)
+    assert line.answers("evaluate", daily / "run", "--days", "1", "--interest", "id")["metrics"] == by_id
+    error_words = ("no column 'shelv'", "it has shelf")
+    line.refuses("evaluate", daily / "run", "--days", "1", "--interest", "shelv", says=error_words)
     line.refuses("evaluate", daily / "run", "--interest", "shelf", says=("--interest needs --days",))
     with pytest.raises(InputError, match="--interest needs --days"):
         segue.evaluate(daily / "run", interest="shelf")  # type: ignore[call-overload]
 
 
 def test_a_misspelt_interest_is_refused_before_training(line: CommandLine, daily: Path, quick_recipe: Path) -> None:
-    misspelt, says = ("--set", "evaluate.interest=shelv"), ("no column 'shelv'", "it has shelf")
-    line.refuses("train", daily / "data", "--out", "run", "--recipe", quick_recipe, *misspelt, says=says)
+    override, says = ("--set", "evaluate.interest=shelv"), ("no column 'shelv'", "it has shelf")
+    line.refuses("train", daily / "data", "--out", "run", "--recipe", quick_recipe, *override, says=says)
     assert not list(line.folder.glob("run*"))
     more = ("--resume", "--set", "train.epochs=16")
-    line.refuses("train", daily / "data", "--out", daily / "run", *more, *misspelt, says=says)
+    line.refuses("train", daily / "data", "--out", daily / "run", *more, *override, says=says)
     assert not (daily / "run.partial").exists()
 
 
-def test_what_has_no_window_is_refused(line: CommandLine, daily: Path, cycle_run: Path, cycle_data: Path) -> None:
+def test_impossible_windows_are_refused(line: CommandLine, daily: Path, cycle_run: Path, cycle_data: Path) -> None:
     line.refuses("evaluate", cycle_run, "--days", "14", says=("--split last", "--split time:WHEN"))
     ahead = ("--set", "evaluate.days=14")
     line.refuses("train", cycle_data, "--out", "run", *ahead, says=("--split last", "--split time:WHEN"))
@@ -123,8 +123,8 @@ def test_a_search_refuses_a_window(line: CommandLine, daily: Path) -> None:
 
 
 def test_a_log_in_order_has_no_days(line: CommandLine, quick_recipe: Path) -> None:
-    counted = daily_walks().with_columns(time=pl.int_range(pl.len()).over("user"))
-    counted.write_csv(line.folder / "log.csv")
+    log_in_order = daily_walks().with_columns(time=pl.int_range(pl.len()).over("user"))
+    log_in_order.write_csv(line.folder / "log.csv")
     line.does("prepare", "log.csv", "--out", "data", "--split", "time:10")
     train = ("train", "data", "--out", "run", "--recipe", quick_recipe)
     line.refuses(*train, "--set", "evaluate.days=1", says=("an order, not dates",))

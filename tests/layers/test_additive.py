@@ -1,4 +1,4 @@
-"""Additive scores in tiles are additive scores."""
+"""Additive scores in tiles equal plain additive scores."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ def plain(queries: Tensor, keys: Tensor, vector: Tensor, activation: Activation)
 @every_activation
 @pytest.mark.parametrize("tile", [1, 60, 1 << 20])
 @pytest.mark.parametrize("shape", [(2, 5, 7), (2, 3, 4, 6), (1, 1, 1)], ids=str)
-def test_tiles_of_any_size_are_the_whole(
+def test_tiles_of_any_size_equal_the_plain_scores(
     activation: Activation, tile: int, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some of the hard sigmoids are at their ends."""
+    """Some of the hard sigmoids are saturated."""
     monkeypatch.setattr(additive, "TILE", tile)
     *before, m, n = shape
     inputs = [(normal(*before, rows, 3, seed=rows) * 2).requires_grad_() for rows in (m, n)]
-    vector, wanted = normal(3, seed=9).requires_grad_(), normal(*shape, seed=10)
-    found, expected = (scores(inputs[0], inputs[1], vector, activation) for scores in (additive_scores, plain))
-    assert_close(found, expected, 1e-12)
-    gradients = [torch.autograd.grad(one, [*inputs, vector], wanted) for one in (found, expected)]
+    vector, grad_output = normal(3, seed=9).requires_grad_(), normal(*shape, seed=10)
+    actual, expected = (scores(inputs[0], inputs[1], vector, activation) for scores in (additive_scores, plain))
+    assert_close(actual, expected, 1e-12)
+    gradients = [torch.autograd.grad(one, [*inputs, vector], grad_output) for one in (actual, expected)]
     for mine, autograds in zip(*gradients, strict=True):
         assert_close(mine, autograds, 1e-12)
 
 
 @every_activation
 @pytest.mark.parametrize("tile", [1, 60, 1 << 20])
-def test_looking_back_only_what_lies_back_is_scored(
+def test_causal_scores_equal_the_plain_scores(
     activation: Activation, tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Later keys have some number or other; masked, it has no say in any gradient."""
+    """Scores of later keys are arbitrary; masked, they affect no gradient."""
     monkeypatch.setattr(additive, "TILE", tile)
     queries, keys, vector = (normal(*shape, seed=1).requires_grad_() for shape in ((2, 8, 3), (2, 8, 3), (3,)))
     back = torch.ones(8, 8, dtype=torch.bool).tril()
-    wanted = normal(2, 8, 8, seed=4) * back
-    found = additive_scores(queries, keys, vector, activation, causal=True)
+    grad_output = normal(2, 8, 8, seed=4) * back
+    actual = additive_scores(queries, keys, vector, activation, causal=True)
     expected = plain(queries, keys, vector, activation)
-    assert_close(found[:, back], expected[:, back], 1e-12)
-    gradients = [torch.autograd.grad(one, (queries, keys, vector), wanted) for one in (found, expected)]
+    assert_close(actual[:, back], expected[:, back], 1e-12)
+    gradients = [torch.autograd.grad(one, (queries, keys, vector), grad_output) for one in (actual, expected)]
     for mine, autograds in zip(*gradients, strict=True):
         assert_close(mine, autograds, 1e-12)
 
 
-def test_the_gradient_is_that_of_the_number() -> None:
+def test_the_gradient_equals_finite_differences() -> None:
     inputs = [normal(*shape, seed=2).requires_grad_() for shape in ((2, 3, 2), (2, 4, 2), (2,))]
     assert gradcheck(lambda q, k, v: additive_scores(q, k, v, "tanh"), inputs)

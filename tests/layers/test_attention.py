@@ -28,7 +28,7 @@ G1_MIXED = [
 ]
 
 
-back_or_both_ways = pytest.mark.parametrize("causal", [True, False], ids=["back", "both ways"])
+causal_or_not = pytest.mark.parametrize("causal", [True, False], ids=["back", "both ways"])
 
 
 def attention_of(
@@ -89,29 +89,29 @@ def test_weights_are_one_in_each_row_and_reproduce_the_output(width: int, heads:
     assert_close(attention(queries, keys, batch), attention.output(mixed), 1e-12)
 
 
-@back_or_both_ways
+@causal_or_not
 @pytest.mark.parametrize("heads", [1, 2, 3])
 def test_equal_to_torchs_own_attention(heads: int, causal: bool) -> None:
-    """Which wants True where a token may NOT look: the opposite of ours. It sees each user alone, without padding."""
+    """Torch's mask is True where a token may NOT attend: the opposite of ours. It gets each user alone, unpadded."""
     width, lengths = 6, (4, 1, 6)
     ours, batch = attention_of(width, heads, causal=causal), batch_of(*lengths)
     theirs = torch_attention(ours)
     queries, keys = normal(11, width, seed=20), normal(11, width, seed=21)
-    found, weights, begin = ours(queries, keys, batch), ours.weights(queries, keys, batch), 0
+    output, weights, begin = ours(queries, keys, batch), ours.weights(queries, keys, batch), 0
     for user, length in enumerate(lengths):
         own = slice(begin, begin + length)
         blocked = torch.ones(length, length, dtype=torch.bool).triu(1) if causal else None
         expected, expected_weights = theirs(
             queries[None, own], keys[None, own], keys[None, own], attn_mask=blocked, average_attn_weights=False
         )
-        assert_close(found[own], expected[0], 1e-12)
+        assert_close(output[own], expected[0], 1e-12)
         assert_close(weights[user, :, :length, :length], expected_weights[0], 1e-12)
-        assert (weights[user, :, :length, length:] == 0).all(), "at padding nobody looks"
+        assert (weights[user, :, :length, length:] == 0).all(), "no token attends to padding"
         begin += length
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_comes_later_changes_nothing_at_all(dtype: torch.dtype) -> None:
+def test_later_tokens_change_nothing(dtype: torch.dtype) -> None:
     attention, batch = attention_of(4, 2).to(dtype), batch_of(6, 3)
     x = normal(9, 4, seed=3, dtype=dtype)
     before, weights = attention(x, x, batch), attention.weights(x, x, batch)
@@ -125,7 +125,7 @@ def test_what_comes_later_changes_nothing_at_all(dtype: torch.dtype) -> None:
         assert torch.equal(attention.weights(changed, changed, batch)[0, :, :position], weights[0, :, :position])
 
 
-def test_looking_both_ways_a_token_sees_all_of_its_user_and_nothing_else() -> None:
+def test_without_a_causal_mask_a_token_attends_to_all_of_its_user_only() -> None:
     attention, batch = attention_of(4, 2, causal=False), batch_of(6, 3)
     x = normal(9, 4, seed=3)
     before, weights = attention(x, x, batch), attention.weights(x, x, batch)
@@ -138,24 +138,24 @@ def test_looking_both_ways_a_token_sees_all_of_its_user_and_nothing_else() -> No
         assert torch.equal(after[6:], before[6:]), "another user's token"
 
 
-def test_looking_both_ways_order_has_no_say() -> None:
-    """Without positions, tokens in another order get the same in that order."""
+def test_without_a_causal_mask_order_does_not_matter() -> None:
+    """Without positions, attention is permutation equivariant."""
     attention, batch, x = attention_of(4, 2, causal=False), batch_of(5, 3), normal(8, 4, seed=3)
     order = torch.tensor([3, 0, 4, 2, 1, 7, 6, 5])
     assert_close(attention(x[order], x[order], batch), attention(x, x, batch)[order], 1e-12)
 
 
-@back_or_both_ways
+@causal_or_not
 @pytest.mark.parametrize("batch", [batch_of(2, 1, 3), batch_of(2, 2)], ids=["ragged", "rectangular"])
-def test_the_fused_kernel_does_it_forward_and_backward(batch: PackedBatch, causal: bool) -> None:
-    """Torch refuses where only its slow kernel could."""
+def test_the_fused_kernel_runs_forward_and_backward(batch: PackedBatch, causal: bool) -> None:
+    """Torch raises if only its slow kernel could run."""
     attention, x = attention_of(4, 2, causal=causal).float(), normal(len(batch.items), 4, dtype=torch.float32)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         torch.autograd.backward(attention(x.requires_grad_(), x, batch).sum())
     assert x.grad is not None and torch.isfinite(x.grad).all()
 
 
-def test_only_one_key_to_look_at_gives_its_value() -> None:
+def test_a_single_key_gives_its_value() -> None:
     """Mask polarity: a user's first token sees itself and nothing else."""
     attention, batch = attention_of(4, 2, output=False), batch_of(5, 1, 3)
     queries, keys = normal(9, 4, seed=4), normal(9, 4, seed=5)
@@ -164,14 +164,14 @@ def test_only_one_key_to_look_at_gives_its_value() -> None:
     assert (attention.weights(queries, keys, batch)[:, :, 0, 0] == 1).all()
 
 
-@back_or_both_ways
+@causal_or_not
 @pytest.mark.parametrize("lengths", [(3, 1, 5), (4, 4), (1,), (1, 1)], ids=str)
 @pytest.mark.parametrize("heads", [1, 2])
-def test_the_newest_token_alone_gets_what_it_gets_among_all(lengths: tuple[int, ...], heads: int, causal: bool) -> None:
+def test_newest_equals_the_newest_rows_of_all(lengths: tuple[int, ...], heads: int, causal: bool) -> None:
     attention, batch, tokens = attention_of(4, heads, causal=causal), batch_of(*lengths), sum(lengths)
     queries, keys = normal(tokens, 4, seed=30), normal(tokens, 4, seed=31)
-    found = attention.newest(queries[batch.last], keys, batch)
-    assert_close(found, attention(queries, keys, batch)[batch.last], 1e-12)
+    output = attention.newest(queries[batch.last], keys, batch)
+    assert_close(output, attention(queries, keys, batch)[batch.last], 1e-12)
 
 
 def test_a_large_key_draws_all_attention_only_from_later_tokens() -> None:
@@ -200,7 +200,7 @@ def test_without_an_output_projection_there_are_no_weights_for_it() -> None:
     assert len(list(Attention(4, 2, output=True, causal=True).parameters())) == 6
 
 
-@back_or_both_ways
+@causal_or_not
 @pytest.mark.parametrize("batch", [batch_of(2, 1, 3), batch_of(2, 2)], ids=["ragged", "rectangular"])
 def test_gradients(batch: PackedBatch, causal: bool) -> None:
     attention, tokens = attention_of(4, 2, causal=causal), len(batch.items)
@@ -216,7 +216,7 @@ def test_width_is_shared_evenly_by_the_heads() -> None:
         Attention(5, 2, output=True, causal=True)
 
 
-def test_padding_of_the_weights_packs_away() -> None:
+def test_weights_do_not_depend_on_padding() -> None:
     """A token's row of weights, packed, does not depend on how long the others are."""
     attention, x = attention_of(4, 1), normal(10, 4, seed=11)
     alone, together = batch_of(3), batch_of(3, 7)
@@ -240,10 +240,10 @@ every_variant = pytest.mark.parametrize("variant", VARIANTS)
 
 def variant_of(name: str, *, heads: int = 2, causal: bool = True, output: bool = True) -> Attention:
     """Of width four, for up to eight tokens."""
-    scores, related = VARIANTS[name]
+    scores, distances = VARIANTS[name]
     relative: Relative | None = None
-    if related:
-        relative = Rotary(8, 4 // heads) if related == "rotary" else RelativeBuckets(heads, 8, causal=causal)
+    if distances:
+        relative = Rotary(8, 4 // heads) if distances == "rotary" else RelativeBuckets(heads, 8, causal=causal)
     return attention_of(4, heads, causal=causal, output=output, scores=scores, relative=relative)
 
 
@@ -253,20 +253,20 @@ def split_heads(rows: Tensor, heads: int) -> Tensor:
 
 
 @every_variant
-@back_or_both_ways
-def test_of_every_kind_the_weights_reproduce_the_output(variant: str, causal: bool) -> None:
+@causal_or_not
+def test_weights_of_every_kind_reproduce_the_output(variant: str, causal: bool) -> None:
     attention, batch = variant_of(variant, causal=causal), batch_of(3, 1, 5)
     queries, keys = normal(9, 4, seed=7), normal(9, 4, seed=8)
-    weights, found, begin = attention.weights(queries, keys, batch), attention(queries, keys, batch), 0
+    weights, output, begin = attention.weights(queries, keys, batch), attention(queries, keys, batch), 0
     with torch.no_grad():
-        assert_close(attention(queries, keys, batch), found, 1e-12)  # by the other kernel, maybe
+        assert_close(attention(queries, keys, batch), output, 1e-12)  # possibly by the other kernel
     for user, length in enumerate((3, 1, 5)):
         own = weights[user, :, :length, :length]
         assert_close(own.sum(-1), torch.ones(2, length, dtype=torch.float64), 1e-12)
         assert (own.triu(1) == 0).all() == (causal or length == 1)
         values = split_heads(values_of(attention, keys[begin : begin + length], 4), 2)
         mixed = (own @ values).transpose(0, 1).reshape(length, 4)
-        assert_close(found[begin : begin + length], attention.output(mixed), 1e-12)
+        assert_close(output[begin : begin + length], attention.output(mixed), 1e-12)
         begin += length
 
 
@@ -281,9 +281,9 @@ def test_scores_of_a_head_are_those_of_its_kind(kind: ScoreKind) -> None:
 
 
 @every_variant
-@back_or_both_ways
+@causal_or_not
 @pytest.mark.parametrize("lengths", [(3, 1, 5), (4, 4)], ids=str)
-def test_of_every_kind_the_newest_alone_gets_what_it_gets_among_all(
+def test_newest_of_every_kind_equals_the_newest_rows_of_all(
     variant: str, causal: bool, lengths: tuple[int, ...]
 ) -> None:
     attention, batch, tokens = variant_of(variant, causal=causal), batch_of(*lengths), sum(lengths)
@@ -306,15 +306,15 @@ def test_gradients_of_every_kind(variant: str) -> None:
 
 
 def padding(*lengths: int) -> Tensor:
-    """True where the tokens are [B, 1, 1, N]."""
+    """True at tokens, [B, 1, 1, N]."""
     return (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None])[:, None, None]
 
 
-@back_or_both_ways
+@causal_or_not
 @pytest.mark.parametrize("padded", [True, False], ids=["padding", "no padding"])
 @pytest.mark.parametrize("heads", [1, 2])
-def test_among_padded_tokens_it_is_torchs_own_with_every_mask(heads: int, padded: bool, causal: bool) -> None:
-    """Causal, padding, both or none; torch wants True where one may NOT look."""
+def test_padded_attention_equals_torchs_with_every_mask(heads: int, padded: bool, causal: bool) -> None:
+    """Causal, padding, both or none; torch's masks are True where a token may NOT attend."""
     ours = attention_of(4, heads, causal=causal)
     theirs, x, may_attend = torch_attention(ours), normal(3, 5, 4, seed=20), padding(5, 2, 4) if padded else None
     blocked = torch.ones(5, 5, dtype=torch.bool).triu(1) if causal else None
@@ -333,70 +333,70 @@ def test_among_padded_tokens_it_is_torchs_own_with_every_mask(heads: int, padded
 
 
 @pytest.mark.parametrize("heads", [1, 2])
-def test_across_to_another_stream_it_is_torchs_own(heads: int) -> None:
+def test_cross_attention_equals_torchs(heads: int) -> None:
     ours = attention_of(4, heads, causal=False)
-    theirs, asking, memory, may_attend = (
+    theirs, queries, memory, may_attend = (
         torch_attention(ours),
         normal(3, 2, 4),
         normal(3, 5, 4, seed=21),
         padding(5, 2, 4),
     )
     expected, expected_weights = theirs(
-        asking, memory, memory, key_padding_mask=~may_attend[:, 0, 0], average_attn_weights=False
+        queries, memory, memory, key_padding_mask=~may_attend[:, 0, 0], average_attn_weights=False
     )
-    assert_close(ours.attend(asking, ours.keys_values(memory), may_attend), expected, 1e-12)
-    assert_close(ours.attend_with_weights(asking, ours.keys_values(memory), may_attend)[1], expected_weights, 1e-12)
+    assert_close(ours.attend(queries, ours.keys_values(memory), may_attend), expected, 1e-12)
+    assert_close(ours.attend_with_weights(queries, ours.keys_values(memory), may_attend)[1], expected_weights, 1e-12)
 
 
 @pytest.mark.parametrize("kind", SCORES)
 @pytest.mark.parametrize("rows", [1, 3])
-def test_one_key_that_may_be_looked_at_gives_its_value(kind: ScoreKind, rows: int) -> None:
-    """Mask polarity: True is where one may look."""
-    attention, kept = attention_of(4, 2, output=False, causal=False, scores=kind), normal(2, 5, 2, 2, 2, seed=5)
+def test_the_only_unmasked_key_gives_its_value(kind: ScoreKind, rows: int) -> None:
+    """Mask polarity: True is where a query may attend."""
+    attention, kv = attention_of(4, 2, output=False, causal=False, scores=kind), normal(2, 5, 2, 2, 2, seed=5)
     may_attend = torch.zeros(2, 1, 1, 5, dtype=torch.bool)
     may_attend[0, :, :, 3] = may_attend[1, :, :, 1] = True
-    found = attention.attend(normal(2, rows, 4, seed=4), kept, may_attend)
-    assert_close(found[0], kept[0, 3, 1].reshape(1, 4).expand(rows, 4), 1e-12)
-    assert_close(found[1], kept[1, 1, 1].reshape(1, 4).expand(rows, 4), 1e-12)
+    output = attention.attend(normal(2, rows, 4, seed=4), kv, may_attend)
+    assert_close(output[0], kv[0, 3, 1].reshape(1, 4).expand(rows, 4), 1e-12)
+    assert_close(output[1], kv[1, 1, 1].reshape(1, 4).expand(rows, 4), 1e-12)
 
 
 @every_variant
-def test_tokens_one_by_one_or_a_few_at_a_time_get_what_they_get_together(variant: str) -> None:
+def test_tokens_in_any_chunks_equal_all_at_once(variant: str) -> None:
     attention, x = variant_of(variant), normal(2, 6, 4, seed=22)
-    whole, kept = attention.attend(x, attention.keys_values(x)), attention.keys_values(x)
+    whole, kv = attention.attend(x, attention.keys_values(x)), attention.keys_values(x)
     for begin, end in ((0, 1), (1, 4), (4, 5), (5, 6)):
-        assert_close(attention.attend(x[:, begin:end], kept[:, :end]), whole[:, begin:end], 1e-12)
+        assert_close(attention.attend(x[:, begin:end], kv[:, :end]), whole[:, begin:end], 1e-12)
     packed = attention(x[0], x[0], batch_of(6))
     assert_close(whole[0], packed, 1e-12)
 
 
 @every_variant
-def test_one_token_in_numpy_gets_what_it_gets_among_all(variant: str) -> None:
+def test_a_token_step_in_numpy_equals_its_row_of_all(variant: str) -> None:
     attention, x = variant_of(variant).float(), normal(6, 4, seed=23, dtype=torch.float32)
     expected, one = attention(x, x, batch_of(6)).detach(), attention.token_step()
-    for place in range(6):
-        kept = attention.keys_values(x[: place + 1]).detach().permute(1, 2, 0, 3).contiguous().numpy()
-        own, kept[:, :, -1] = kept[:, :, -1].copy(), 0
-        found = one(x[place].numpy(), x[place].numpy(), kept)
-        torch.testing.assert_close(torch.from_numpy(found), expected[place], rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(torch.from_numpy(kept[:, :, -1]), torch.from_numpy(own))
+    for position in range(6):
+        kv = attention.keys_values(x[: position + 1]).detach().permute(1, 2, 0, 3).contiguous().numpy()
+        own, kv[:, :, -1] = kv[:, :, -1].copy(), 0
+        output = one(x[position].numpy(), x[position].numpy(), kv)
+        torch.testing.assert_close(torch.from_numpy(output), expected[position], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(torch.from_numpy(kv[:, :, -1]), torch.from_numpy(own))
 
 
 # --- distances ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("variant", ["rotary", "dot, rotary", "buckets"])
-def test_where_tokens_stand_has_no_say_and_how_far_apart_they_are_has(variant: str) -> None:
-    """The same tokens one place later, behind one that may not be looked at; and with a gap between two of them."""
+def test_distances_matter_and_absolute_positions_do_not(variant: str) -> None:
+    """The same tokens two positions later, behind two masked ones; and with a gap of two between them."""
     attention, x = variant_of(variant), normal(1, 5, 4, seed=24)
-    kept = attention.keys_values(x)
-    later = torch.cat((normal(1, 2, 2, 2, 2, seed=25), kept), dim=1)
+    kv = attention.keys_values(x)
+    later = torch.cat((normal(1, 2, 2, 2, 2, seed=25), kv), dim=1)
     may_attend = torch.tensor([False, False, True, True, True, True, True])[None, None, None]
-    found = attention.attend(x[:, -1:], kept)
-    assert_close(attention.attend(x[:, -1:], later, may_attend), found, 1e-6)
-    apart = torch.cat((kept[:, :2], later[:, :2], kept[:, 2:]), dim=1)
+    output = attention.attend(x[:, -1:], kv)
+    assert_close(attention.attend(x[:, -1:], later, may_attend), output, 1e-6)
+    apart = torch.cat((kv[:, :2], later[:, :2], kv[:, 2:]), dim=1)
     may_attend = torch.tensor([True, True, False, False, True, True, True])[None, None, None]
-    assert (attention.attend(x[:, -1:], apart, may_attend) - found).abs().max() > 1e-3
+    assert (attention.attend(x[:, -1:], apart, may_attend) - output).abs().max() > 1e-3
 
 
 def test_a_bucket_adds_its_number_to_the_scores_of_its_head() -> None:
@@ -414,7 +414,7 @@ def test_a_bucket_adds_its_number_to_the_scores_of_its_head() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variant", "learning", "asking"),
+    ("variant", "training", "inference"),
     [
         ("dot", True, True),
         ("scaled-dot", True, True),
@@ -425,32 +425,30 @@ def test_a_bucket_adds_its_number_to_the_scores_of_its_head() -> None:
         ("additive, buckets", False, False),
     ],
 )
-def test_the_fused_kernel_is_used_wherever_it_can_be_and_that_is_said(
-    variant: str, learning: bool, asking: bool
-) -> None:
-    """Torch raises where it is asked for the fused kernel and only the slow one could; other scores never ask."""
+def test_the_fused_kernel_is_used_wherever_possible_and_reported(variant: str, training: bool, inference: bool) -> None:
+    """Torch raises if only its slow kernel could run; other scores do not call torch's attention."""
     attention, batch = variant_of(variant).float(), batch_of(2, 1, 3)
     x = normal(6, 4, dtype=torch.float32).requires_grad_()
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        assert attention.fused is learning
+        assert attention.fused is training
         torch.autograd.backward(attention(x, x, batch).sum())
         with torch.inference_mode():
-            assert attention.fused is asking
+            assert attention.fused is inference
             attention(x, x, batch)
             attention.newest(x[batch.last], x, batch)
-    word = "always" if learning else "without gradients" if asking else "never"
+    word = "always" if training else "without gradients" if inference else "never"
     assert f"fused={word}" in repr(attention)
 
 
-def test_the_fused_kernel_is_called_where_it_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fused_kernel_is_called_where_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     real = torch.nn.functional.scaled_dot_product_attention
 
-    def counted(*arguments: Tensor, **options: object) -> Tensor:
+    def spy(*arguments: Tensor, **options: object) -> Tensor:
         calls.append("fused")
         return real(*arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("segue.layers.attention.multi_head.fused_attention", counted)
+    monkeypatch.setattr("segue.layers.attention.multi_head.fused_attention", spy)
     x, batch = normal(6, 4), batch_of(2, 1, 3)
     for name in VARIANTS:
         for gradients in (True, False):
@@ -465,6 +463,6 @@ def test_the_fused_kernel_is_called_where_it_is_said_to_be(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("kind", ["bilinear", "additive"])
-def test_features_are_turned_for_products_only(kind: ScoreKind) -> None:
+def test_rotary_positions_need_product_scores(kind: ScoreKind) -> None:
     with pytest.raises(AssertionError):
         Attention(4, 2, output=True, causal=True, scores=kind, relative=Rotary(8, 2))

@@ -16,7 +16,7 @@ from segue.layers.attention.weights import select_weights
 KINDS: tuple[ScoreKind, ...] = ("dot", "scaled-dot", "bilinear", "additive")
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
-# G1: eight tokens as word and place, one matrix for queries, keys and values, and a last one that says good or bad.
+# G1: eight tokens as word and position, one matrix for queries, keys and values, and a last one for the verdict.
 TOKENS = torch.tensor(
     [[0, 0, 0], [0, -5, 1], [1, 0, 2], [0, 0, 3], [-1, 0, 4], [0, 0, 5], [-2, 0, 6], [0, 0, 7]], dtype=torch.float64
 )
@@ -62,7 +62,7 @@ def test_the_exercise_of_g1_from_tokens_to_verdict() -> None:
     assert (good, bad) == (pytest.approx(0.283216, abs=1e-6), pytest.approx(0.716784, abs=1e-6))
 
 
-def test_the_exercise_of_g1_looking_back_only() -> None:
+def test_the_exercise_of_g1_with_a_causal_mask() -> None:
     stream, back = TOKENS @ PROJECTION, torch.ones(8, 8, dtype=torch.bool).tril()
     scores = make_score("scaled-dot", 2, 2, 2)(stream, stream)
     weights = soft(scores, back)
@@ -71,7 +71,7 @@ def test_the_exercise_of_g1_looking_back_only() -> None:
     assert_close((weights @ stream)[1:7], CAUSAL_MIXED, 1e-6)
 
 
-def test_the_exercise_of_g1_is_another_where_the_root_is_forgotten() -> None:
+def test_the_exercise_of_g1_differs_without_the_root() -> None:
     stream = TOKENS @ PROJECTION
     weights = soft(make_score("dot", 2, 2, 2)(stream, stream))[7]
     assert_close(weights, row(*UNSCALED_WEIGHTS), 1e-6)
@@ -99,30 +99,30 @@ def test_additive_is_a_small_network(activation: str) -> None:
     score = make_score("additive", 4, 6, 7, activation="tanh" if activation == "tanh" else "hard-sigmoid").double()
     assert isinstance(score, Additive)
     a, b, v = (part.weight.detach().numpy() for part in (score.key, score.query, score.vector))
-    squashed = np.tanh if activation == "tanh" else lambda x: np.clip(x / 5 + 0.5, 0, 1)
+    activate = np.tanh if activation == "tanh" else lambda x: np.clip(x / 5 + 0.5, 0, 1)
     expected = np.empty((2, 3, 5))
     for user, query, key in np.ndindex(2, 3, 5):
-        expected[user, query, key] = v[0] @ squashed(a @ keys[user, key].numpy() + b @ queries[user, query].numpy())
+        expected[user, query, key] = v[0] @ activate(a @ keys[user, key].numpy() + b @ queries[user, query].numpy())
     assert_close(score(queries, keys).detach(), torch.from_numpy(expected), 1e-12)
 
 
 @every_kind
-def test_whatever_stands_before_is_left_alone(kind: ScoreKind) -> None:
+def test_leading_dimensions_are_kept(kind: ScoreKind) -> None:
     """Users and heads, none of them, or one query for all."""
     score, queries, keys = make_score(kind, 4, 4, 5).double(), normal(2, 3, 1, 4, seed=1), normal(2, 3, 6, 4, seed=2)
-    found = score(queries, keys)
-    assert found.shape == (2, 3, 1, 6)
-    assert_close(score(queries[1, 2], keys[1, 2]), found[1, 2], 1e-12)
+    scores = score(queries, keys)
+    assert scores.shape == (2, 3, 1, 6)
+    assert_close(score(queries[1, 2], keys[1, 2]), scores[1, 2], 1e-12)
     assert_close(score(queries[:1, :1], keys)[1, 1], score(queries[0, 0], keys[1, 1]), 1e-12)
 
 
 @every_kind
-def test_one_query_in_numpy_scores_as_all_do(kind: ScoreKind) -> None:
+def test_a_token_step_in_numpy_equals_all_scores(kind: ScoreKind) -> None:
     score, queries, keys = make_score(kind, 4, 4, 5), normal(3, 4, seed=1).float(), normal(6, 4, seed=2).float()
     one = score.token_step()
     expected = score(queries, keys).detach()
-    for query, wanted in zip(queries.numpy(), expected, strict=True):
-        torch.testing.assert_close(torch.from_numpy(one(query, keys.numpy())), wanted)
+    for query, scores in zip(queries.numpy(), expected, strict=True):
+        torch.testing.assert_close(torch.from_numpy(one(query, keys.numpy())), scores)
 
 
 @every_kind

@@ -1,4 +1,4 @@
-"""The decoder's block: torch's own, and one step at a time what it is at once."""
+"""The decoder block equals torch's, and one step at a time equals all at once."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ def block_of(heads: int = 2, seed: int = 0) -> DecoderBlock:
 
 
 def padding(*lengths: int) -> Tensor:
-    """True where the tokens are [B, 1, 1, N]."""
+    """True at tokens, [B, 1, 1, N]."""
     return (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None])[:, None, None]
 
 
 def step_by_step(block: DecoderBlock, x: Tensor, kv: DecoderKV) -> Tensor:
-    found = []
-    for place in range(x.shape[1]):
-        state, kv = block.step(x[:, place], kv)
-        found.append(state)
-    return torch.stack(found, dim=1)
+    states = []
+    for position in range(x.shape[1]):
+        state, kv = block.step(x[:, position], kv)
+        states.append(state)
+    return torch.stack(states, dim=1)
 
 
 @pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize("padded", [True, False], ids=["padding", "no padding"])
-def test_it_is_torchs_own(heads: int, padded: bool) -> None:
-    """torch.nn.TransformerDecoderLayer with the same weights; there True is where one may not look."""
+def test_the_block_equals_torchs(heads: int, padded: bool) -> None:
+    """torch.nn.TransformerDecoderLayer with the same weights; its masks are True where a token may not attend."""
     block, x, memory = block_of(heads), normal(3, 5, 4, seed=60), normal(3, 4, 4, seed=61)
     may_attend = padding(4, 1, 2) if padded else None
     expected = torch_decoder(block)(
@@ -52,36 +52,36 @@ def test_it_is_torchs_own(heads: int, padded: bool) -> None:
 
 @settings(max_examples=15)
 @given(rows=st.integers(1, 4), tokens=st.integers(1, 7), seed=st.integers(0, 99), data=st.data())
-def test_one_step_at_a_time_is_what_it_is_at_once(rows: int, tokens: int, seed: int, data: st.DataObject) -> None:
+def test_one_step_at_a_time_equals_all_at_once(rows: int, tokens: int, seed: int, data: st.DataObject) -> None:
     block, x = block_of(seed=seed), normal(rows, tokens, 4, seed=seed)
     lengths = data.draw(st.lists(st.integers(1, 5), min_size=rows, max_size=rows))
     memory, may_attend = normal(rows, max(lengths), 4, seed=seed + 1), padding(*lengths)
     assert_close(step_by_step(block, x, block.begin(memory, may_attend)), block(x, memory, may_attend), 1e-12)
 
 
-def test_a_beam_goes_on_from_some_of_its_rows() -> None:
+def test_a_beam_resumes_from_some_of_its_rows() -> None:
     """Two rows become four: the second three times, each with another token, and the first once."""
     block, x, memory, may_attend = block_of(), normal(2, 3, 4, seed=62), normal(2, 4, 4, seed=63), padding(4, 2)
     kv = block.begin(memory, may_attend)
-    for place in range(3):
-        _, kv = block.step(x[:, place], kv)
-    chosen, more = torch.tensor([1, 1, 0, 1]), normal(4, 4, seed=64)
-    found, _ = block.step(more, kv.rows(chosen))
-    whole = block(torch.cat((x[chosen], more[:, None]), dim=1), memory[chosen], may_attend[chosen])
-    assert_close(found, whole[:, -1], 1e-12)
-    first, _ = block.step(more, block.begin(memory).rows(chosen))
-    assert_close(first, block(more[:, None], memory[chosen])[:, 0], 1e-12)
+    for position in range(3):
+        _, kv = block.step(x[:, position], kv)
+    rows, more = torch.tensor([1, 1, 0, 1]), normal(4, 4, seed=64)
+    output, _ = block.step(more, kv.rows(rows))
+    whole = block(torch.cat((x[rows], more[:, None]), dim=1), memory[rows], may_attend[rows])
+    assert_close(output, whole[:, -1], 1e-12)
+    first, _ = block.step(more, block.begin(memory).rows(rows))
+    assert_close(first, block(more[:, None], memory[rows])[:, 0], 1e-12)
 
 
 def test_no_token_sees_a_later_one_or_padding_of_the_memory() -> None:
     block, x, memory, may_attend = block_of(), normal(2, 5, 4, seed=65), normal(2, 4, 4, seed=66), padding(4, 2)
     before = block(x, memory, may_attend)
-    for place in range(5):
+    for position in range(5):
         changed = x.clone()
-        changed[0, place, 0] += 1  # a norm would take the same from all features
+        changed[0, position, 0] += 1  # a norm would cancel the same change of all features
         after = block(changed, memory, may_attend)
-        assert torch.equal(after[0, :place], before[0, :place]) and torch.equal(after[1], before[1])
-        assert (after[0, place:] != before[0, place:]).any(-1).all()
+        assert torch.equal(after[0, :position], before[0, :position]) and torch.equal(after[1], before[1])
+        assert (after[0, position:] != before[0, position:]).any(-1).all()
     changed = memory.clone()
     changed[1, 2:] += 1
     assert torch.equal(block(x, changed, may_attend), before)
@@ -90,8 +90,8 @@ def test_no_token_sees_a_later_one_or_padding_of_the_memory() -> None:
     assert torch.equal(after[0], before[0]) and (after[1] != before[1]).any(-1).all()
 
 
-def test_weights_say_who_looked_back_at_whom_and_across() -> None:
-    """As torch's own attention has them, of the streams that reach it."""
+def test_attention_weights_equal_torchs() -> None:
+    """Of self-attention and cross-attention, on the streams that reach them."""
     block, x, memory, may_attend = block_of(), normal(2, 5, 4, seed=67), normal(2, 4, 4, seed=68), padding(4, 2)
     theirs = torch_decoder(block)
     back, across = block.attention_weights(x, memory, may_attend)
@@ -105,7 +105,7 @@ def test_weights_say_who_looked_back_at_whom_and_across() -> None:
     assert_close(across, expected, 1e-12)
 
 
-def test_gradients_of_the_decoders_block() -> None:
+def test_gradients_of_the_decoder_block() -> None:
     block, may_attend = block_of(), padding(3, 2)
     x, memory = normal(2, 3, 4, seed=69).requires_grad_(), normal(2, 3, 4, seed=70).requires_grad_()
     assert torch.autograd.gradcheck(lambda x, memory: block(x, memory, may_attend), (x, memory))
@@ -115,7 +115,7 @@ def test_gradients_of_the_decoders_block() -> None:
 
 
 def test_dropout_is_applied_to_all_three_updates_and_not_to_the_stream() -> None:
-    """Updates of one, everywhere: a norm gets the stream plus nothing or two."""
+    """All updates are one: a norm gets the stream plus zero or two."""
     block, x = DecoderBlock(8, 2, 8, 0.5).double().train(), normal(4, 30, 8, seed=71)
     set_generator(block, torch.Generator().manual_seed(0))
     for last in (block.own.output, block.across.output, block.feed_forward.outer):
@@ -128,6 +128,6 @@ def test_dropout_is_applied_to_all_three_updates_and_not_to_the_stream() -> None
     block(x, normal(4, 2, 8, seed=72))
     streams = [x, *(output for _, output in sums[:2])]
     for stream, (before_norm, _) in zip(streams, sums, strict=True):
-        added = before_norm - stream
-        shares = [((added - amount).abs() < 1e-9).double().mean().item() for amount in (0, 2)]
+        update = before_norm - stream
+        shares = [((update - amount).abs() < 1e-9).double().mean().item() for amount in (0, 2)]
         assert shares == pytest.approx([1 / 2, 1 / 2], abs=0.06) and sum(shares) == pytest.approx(1)

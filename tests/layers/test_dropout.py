@@ -22,29 +22,29 @@ def seeded(share: float, seed: int = 0) -> Dropout:
 def random_bytes(count: int, seed: int) -> Tensor:
     """The bytes behind the masks: a byte is the number of thresholds 1..255 that it reaches."""
     value = torch.zeros(count, dtype=torch.int64)
-    for dropped in range(1, 256):
-        value += byte_mask(torch.Size([count]), dropped, CPU, torch.Generator().manual_seed(seed))
+    for threshold in range(1, 256):
+        value += byte_mask(torch.Size([count]), threshold, CPU, torch.Generator().manual_seed(seed))
     return value
 
 
 def test_bytes_are_uniform() -> None:
     values = random_bytes(102_400, seed=3)
     expected = 102_400 / 256
-    counted = torch.bincount(values, minlength=256)
-    assert len(counted) == 256
-    assert ((counted - expected) ** 2 / expected).sum().item() < most_chi_square(256)
+    counts = torch.bincount(values, minlength=256)
+    assert len(counts) == 256
+    assert ((counts - expected) ** 2 / expected).sum().item() < most_chi_square(256)
 
 
-@pytest.mark.parametrize("place", range(8))
-def test_each_byte_of_a_draw_is_uniform(place: int) -> None:
-    """One 64-bit draw makes eight bytes: the highest of them, with the sign, is as random as the lowest."""
-    values = random_bytes(51_200, seed=4)[place::8]
+@pytest.mark.parametrize("position", range(8))
+def test_each_byte_of_a_random_number_is_uniform(position: int) -> None:
+    """One 64-bit random number gives eight bytes: the highest, with the sign bit, is as random as the lowest."""
+    values = random_bytes(51_200, seed=4)[position::8]
     expected = len(values) / 64
-    counted = torch.bincount(values // 4, minlength=64)
-    assert ((counted - expected) ** 2 / expected).sum().item() < most_chi_square(64)
+    counts = torch.bincount(values // 4, minlength=64)
+    assert ((counts - expected) ** 2 / expected).sum().item() < most_chi_square(64)
 
 
-def test_neighbouring_bytes_know_nothing_of_each_other() -> None:
+def test_neighbouring_bytes_are_independent() -> None:
     values = random_bytes(102_400, seed=5) // 16
     pairs = torch.bincount(values[:-1] * 16 + values[1:], minlength=256)
     expected = (len(values) - 1) / 256
@@ -54,11 +54,11 @@ def test_neighbouring_bytes_know_nothing_of_each_other() -> None:
 @pytest.mark.parametrize(("share", "of_256"), [(0.1, 26), (0.2, 51), (0.25, 64), (0.5, 128), (0.9, 230), (0.003, 1)])
 def test_share_dropped_and_scale_of_the_rest(share: float, of_256: int) -> None:
     dropped_share = of_256 / 256
-    kept = seeded(share)(torch.ones(COUNT, dtype=torch.float64))
-    dropped = int((kept == 0).sum())
-    assert abs(dropped - COUNT * dropped_share) < 3 * math.sqrt(COUNT * dropped_share * (1 - dropped_share))
-    (scale,) = kept[kept != 0].unique().tolist()
-    assert scale * (1 - dropped_share) == pytest.approx(1, abs=1e-15), "the expectation is what came in"
+    output = seeded(share)(torch.ones(COUNT, dtype=torch.float64))
+    zeros = int((output == 0).sum())
+    assert abs(zeros - COUNT * dropped_share) < 3 * math.sqrt(COUNT * dropped_share * (1 - dropped_share))
+    (scale,) = output[output != 0].unique().tolist()
+    assert scale * (1 - dropped_share) == pytest.approx(1, abs=1e-15), "the expectation is unchanged"
 
 
 def test_nothing_dropped_at_zero() -> None:
@@ -68,9 +68,9 @@ def test_nothing_dropped_at_zero() -> None:
 
 @pytest.mark.parametrize("share", [0.995, 0.999, 1 - 1e-9])
 def test_any_share_below_one_keeps_something(share: float) -> None:
-    """Every share in [0, 1) is a valid setting, so none may divide by nothing."""
-    kept = seeded(share)(torch.ones(COUNT, dtype=torch.float64))
-    assert torch.isfinite(kept).all() and (kept != 0).any()
+    """Every share in [0, 1) is a valid setting, so none may divide by zero."""
+    output = seeded(share)(torch.ones(COUNT, dtype=torch.float64))
+    assert torch.isfinite(output).all() and (output != 0).any()
 
 
 def test_off_outside_training() -> None:
@@ -110,14 +110,14 @@ def test_gradient_has_the_mask_of_its_call() -> None:
 
 
 def test_gradient_check() -> None:
-    def dropped(x: Tensor) -> Tensor:
-        found: Tensor = seeded(0.3, seed=2)(x)
-        return found
+    def drop(x: Tensor) -> Tensor:
+        result: Tensor = seeded(0.3, seed=2)(x)
+        return result
 
-    assert torch.autograd.gradcheck(dropped, (normal(5, 7).requires_grad_(),))
+    assert torch.autograd.gradcheck(drop, (normal(5, 7).requires_grad_(),))
 
 
-def test_what_comes_in_is_not_changed() -> None:
+def test_the_input_is_unchanged() -> None:
     x = torch.ones(50)
     seeded(0.5)(x)
     assert (x == 1).all()
@@ -132,6 +132,6 @@ def test_one_generator_for_every_dropout_of_a_module() -> None:
     parts = nn.Sequential(Dropout(0.1), nn.Sequential(Dropout(0.2)), nn.Dropout(0.3))
     generator = torch.Generator()
     set_generator(parts, generator)
-    found = [part for part in parts.modules() if isinstance(part, Dropout)]
-    assert len(found) == 2
-    assert all(part.generator is generator for part in found)
+    dropouts = [part for part in parts.modules() if isinstance(part, Dropout)]
+    assert len(dropouts) == 2
+    assert all(part.generator is generator for part in dropouts)

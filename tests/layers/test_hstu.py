@@ -16,7 +16,7 @@ from segue.layers.blocks.hstu import HSTUBlock
 from segue.layers.packed import PackedBatch
 from segue.layers.positions.time_buckets import BUCKETS, time_buckets
 
-GOLDEN_TIMES, GOLDEN_ASKED = [100, 160, 3760], 90160
+GOLDEN_TIMES, GOLDEN_QUERY_TIME = [100, 160, 3760], 90160
 
 
 def batch_at(times: list[list[int]], query_times: list[int] | None = None) -> PackedBatch:
@@ -50,11 +50,11 @@ def test_seconds_fall_into_the_published_buckets() -> None:
     assert time_buckets(-seconds).tolist() == list(expected.values())
 
 
-def test_there_is_a_bucket_for_every_gap_that_can_be_written() -> None:
+def test_there_is_a_bucket_for_every_gap() -> None:
     assert int(time_buckets(torch.tensor([2**62])).max()) < BUCKETS
 
 
-def test_a_bias_by_distance_stands_on_the_diagonals() -> None:
+def test_a_bias_by_distance_fills_the_diagonals() -> None:
     assert position_bias(torch.tensor([0.0, 1.0, 2.0]), 3).tril().tolist() == [[0, 0, 0], [1, 0, 0], [2, 1, 0]]
 
 
@@ -73,22 +73,22 @@ def golden_block() -> HSTUBlock:
 
 
 def test_the_layer_computes_the_worked_example() -> None:
-    block, batch = golden_block(), batch_at([GOLDEN_TIMES], [GOLDEN_ASKED])
+    block, batch = golden_block(), batch_at([GOLDEN_TIMES], [GOLDEN_QUERY_TIME])
     x = torch.tensor([[1.0, 0], [0, 2], [-1, 1]])
     assert batch.buckets_at_next[0].tolist() == [[13, 0, 27], [27, 27, 0], [37, 37, 37]]
     weights = block.attention_weights(x, batch)[0, 0]
     expected = [[0.0301554, 0, 0], [0.0106157, 0.0547610, 0], [0.0106157, 0.0547610, 0.0723621]]
     torch.testing.assert_close(weights, torch.tensor(expected), rtol=0, atol=1e-6)
     y = block(x, batch)
-    wanted = torch.tensor([[1.142161, 0.218014], [-0.002173, 2.468415], [-1.003101, 1.477640]])
-    torch.testing.assert_close(y, wanted, rtol=0, atol=5e-6)
+    outputs = torch.tensor([[1.142161, 0.218014], [-0.002173, 2.468415], [-1.003101, 1.477640]])
+    torch.testing.assert_close(y, outputs, rtol=0, atol=5e-6)
     directions = torch.tensor([[0.982266, 0.187494], [-0.000880, 1.0], [-0.561661, 0.827367]])
     torch.testing.assert_close(functional.normalize(y, dim=1), directions, rtol=0, atol=5e-6)
     torch.testing.assert_close(block.newest(x, batch), y[-1:])
 
 
 def test_without_its_first_matrix_the_layer_adds_its_last_bias() -> None:
-    block, batch = golden_block(), batch_at([GOLDEN_TIMES], [GOLDEN_ASKED])
+    block, batch = golden_block(), batch_at([GOLDEN_TIMES], [GOLDEN_QUERY_TIME])
     with torch.no_grad():
         block.inner.weight.zero_()
     x = torch.randn(3, 2)
@@ -112,23 +112,23 @@ def test_the_attention_and_its_gradients_are_the_plain_formula(most: int, monkey
             rows.append((weights[..., None] * v[:, :, : i + 1]).sum(2))
         return torch.stack(rows, dim=2)
 
-    found = silu_attention(q, k, v, positions=positions, times=times, buckets=buckets, length=9)
-    torch.testing.assert_close(found, plain())
-    outgoing = torch.randn(found.shape, dtype=torch.float64, generator=generator)
+    output = silu_attention(q, k, v, positions=positions, times=times, buckets=buckets, length=9)
+    torch.testing.assert_close(output, plain())
+    outgoing = torch.randn(output.shape, dtype=torch.float64, generator=generator)
     inputs = (q, k, v, positions, times)
-    wanted = torch.autograd.grad(plain(), inputs, outgoing)
-    for ours, theirs in zip(torch.autograd.grad(found, inputs, outgoing), wanted, strict=True):
+    gradients = torch.autograd.grad(plain(), inputs, outgoing)
+    for ours, theirs in zip(torch.autograd.grad(output, inputs, outgoing), gradients, strict=True):
         torch.testing.assert_close(ours, theirs)
 
 
-def test_the_gradients_are_those_of_small_changes() -> None:
+def test_the_gradients_equal_finite_differences() -> None:
     block, batch = random_block(), batch_at([[5, 9, 4000], [0, 70]], [9000, 80])
     x = random_tokens(5).requires_grad_()
     assert torch.autograd.gradcheck(lambda tokens: block(tokens, batch), (x,))
 
     def of_biases(positions: Tensor, times: Tensor) -> Tensor:
-        named = {"bias.positions": positions, "bias.times": times}
-        result: Tensor = torch.func.functional_call(block, named, (x.detach(), batch))
+        parameters = {"bias.positions": positions, "bias.times": times}
+        result: Tensor = torch.func.functional_call(block, parameters, (x.detach(), batch))
         return result
 
     assert torch.autograd.gradcheck(of_biases, (block.bias.positions, block.bias.times))
@@ -139,47 +139,47 @@ users_times = st.lists(st.lists(st.integers(0, 10**9), min_size=1, max_size=9).m
 
 @settings(max_examples=30)
 @given(times=users_times, target_time=st.booleans())
-def test_users_do_not_touch_each_other_and_packing_changes_nothing(times: list[list[int]], target_time: bool) -> None:
+def test_users_are_independent_and_packing_changes_nothing(times: list[list[int]], target_time: bool) -> None:
     block = random_block(target_time=target_time)
     query_times = [user[-1] + 100 for user in times]
     batch = batch_at(times, query_times)
     x = random_tokens(sum(map(len, times)))
     together, newest = block(x, batch), block.newest(x, batch)
     begin = 0
-    for place, user in enumerate(times):
+    for index, user in enumerate(times):
         rows = slice(begin, begin + len(user))
-        alone = block(x[rows], batch_at([user], [query_times[place]]))
+        alone = block(x[rows], batch_at([user], [query_times[index]]))
         torch.testing.assert_close(together[rows], alone)
-        torch.testing.assert_close(newest[place], alone[-1])
+        torch.testing.assert_close(newest[index], alone[-1])
         begin += len(user)
 
 
 @pytest.mark.parametrize("target_time", [True, False])
-def test_a_time_moves_the_rows_that_may_know_it_and_no_other(target_time: bool) -> None:
+def test_a_time_changes_only_the_rows_that_may_use_it(target_time: bool) -> None:
     block, x = random_block(target_time=target_time), random_tokens(5)
     times, query_times = [1_000, 5_000, 90_000, 1_000_000, 40_000_000], 80_000_000
     before = block(x, batch_at([times], [query_times]))
-    for moved in range(5):
+    for index in range(5):
         later = [*times]
-        later[moved] = [*times, query_times][moved + 1] - 10
+        later[index] = [*times, query_times][index + 1] - 10
         after = block(x, batch_at([later], [query_times]))
-        # A row stands at the time of the event after it, or at its own, which is no gap to itself.
-        first = max(0, moved - 1) if target_time else max(1, moved)
+        # A row's query time is the time of the next event, or its own, whose gap to itself is zero.
+        first = max(0, index - 1) if target_time else max(1, index)
         same = [torch.equal(after[row], before[row]) for row in range(5)]
         assert all(same[:first]) and not same[first]
-    elsewhen = block(x, batch_at([times], [10**9]))
-    assert torch.equal(elsewhen[:4], before[:4])
-    assert torch.equal(elsewhen[4], before[4]) is not target_time
+    other_query = block(x, batch_at([times], [10**9]))
+    assert torch.equal(other_query[:4], before[:4])
+    assert torch.equal(other_query[4], before[4]) is not target_time
 
 
-def test_only_gaps_count_so_all_times_may_move_together() -> None:
+def test_a_shift_of_all_times_changes_nothing() -> None:
     block, x = random_block(), random_tokens(4)
     times = np.array([0, 50, 7_000, 100_000])
     before = block(x, batch_at([times.tolist()], [200_000]))
     assert torch.equal(block(x, batch_at([(times + 10**9).tolist()], [200_000 + 10**9])), before)
 
 
-def test_weights_are_divided_by_the_length_that_was_configured() -> None:
+def test_weights_are_divided_by_the_configured_length() -> None:
     """A batch cut to its longest user must not change what a user gets."""
     short, long = random_block(length=12), random_block(length=24)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What NARM looks at: its user's states so far, all of them softly or one of them."""
+"""NARM's attention to its user's states so far: soft, or to one of them."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ def hard_sigmoid(x: Tensor) -> Tensor:
     return (0.2 * x + 0.5).clamp(0, 1)
 
 
-def test_every_event_has_what_the_original_has_after_a_sessions_last() -> None:
+def test_every_event_equals_the_original_after_a_session_that_ends_there() -> None:
     """B [Σ w h ; h_t], w the softmax over the user's states so far of v · hard-sigmoid(A2 h_j + A1 h_t)."""
     block, lengths, x = block_of(4), [6, 1, 3], normal(10, 4)
     assert isinstance(block.score, Additive)
     a1, a2, v = block.score.query.weight, block.score.key.weight, block.score.vector.weight[0]
-    found = torch.split(block(x, batch_of(*lengths)), lengths)
-    for user, own in zip(torch.split(x, lengths), found, strict=True):
-        for place, last in enumerate(user):
-            states = user[: place + 1]
+    outputs = torch.split(block(x, batch_of(*lengths)), lengths)
+    for user, own in zip(torch.split(x, lengths), outputs, strict=True):
+        for position, last in enumerate(user):
+            states = user[: position + 1]
             weights = (hard_sigmoid(states @ a2.T + last @ a1.T) @ v).softmax(0)
-            assert_close(own[place], block.joined.weight @ torch.cat((weights @ states, last)), 1e-12)
+            assert_close(own[position], block.joined.weight @ torch.cat((weights @ states, last)), 1e-12)
 
 
-def test_a_masked_softmax_is_the_softmax_over_what_is_there() -> None:
+def test_a_masked_softmax_is_the_softmax_over_what_is_unmasked() -> None:
     """The original multiplies scores and weights by the mask and then divides by the sum, which is the same."""
     scores, mask = torch.tensor([0.3, -0.2, 0.7]), torch.tensor([1.0, 1.0, 0.0])
     theirs = (scores * mask).softmax(0) * mask
@@ -59,29 +59,29 @@ def test_a_masked_softmax_is_the_softmax_over_what_is_there() -> None:
 
 @every_score
 def test_weights_are_those_of_the_valid_prefix(scores: ScoreKind) -> None:
-    """Whatever comes after it, and whoever is longer in the batch."""
+    """Whatever follows it, and however long other users of the batch are."""
     block, x = block_of(4, scores), normal(9, 4)
     weights = block.attention_weights(x, batch_of(3, 6))
     assert weights.shape == (2, 1, 6, 6)
-    for place in range(3):
-        logits = block.score(x[place : place + 1], x[: place + 1])[0]
-        assert_close(weights[0, 0, place, : place + 1], logits.softmax(0), 1e-12)
-        assert (weights[0, 0, place, place + 1 :] == 0).all()
+    for position in range(3):
+        logits = block.score(x[position : position + 1], x[: position + 1])[0]
+        assert_close(weights[0, 0, position, : position + 1], logits.softmax(0), 1e-12)
+        assert (weights[0, 0, position, position + 1 :] == 0).all()
 
 
 @every_score
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_the_fused_kernel_mixes_by_the_weights_that_are_shown(
+def test_the_fused_kernel_uses_the_reported_weights(
     scores: ScoreKind, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of products, and softly; a block that is printed says so."""
+    """For soft attention by products; `repr` reports it."""
     calls = []
 
-    def counted(*tensors: Tensor, **how: Any) -> Tensor:
-        calls.append(how)
-        return functional.scaled_dot_product_attention(*tensors, **how)  # type: ignore[arg-type]
+    def spy(*tensors: Tensor, **options: Any) -> Tensor:
+        calls.append(options)
+        return functional.scaled_dot_product_attention(*tensors, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("segue.layers.blocks.recurrent.fused_attention", counted)
+    monkeypatch.setattr("segue.layers.blocks.recurrent.fused_attention", spy)
     block, batch, x = block_of(4, scores, temperature=temperature), batch_of(3, 1, 6), normal(10, 4)
     weights = block.attention_weights(x, batch)[:, 0]
     mixed = pack(weights @ pad(x, batch), batch)
@@ -94,7 +94,7 @@ def test_the_fused_kernel_mixes_by_the_weights_that_are_shown(
 
 @every_score
 @every_choice
-def test_the_newest_is_the_last_of_all(scores: ScoreKind, choice: Choice) -> None:
+def test_newest_equals_the_newest_rows_of_all(scores: ScoreKind, choice: Choice) -> None:
     block, batch, x = block_of(4, scores, choice), batch_of(3, 1, 6), normal(10, 4)
     whole = block(x, batch)
     assert whole.shape == (10, 4)
@@ -103,7 +103,7 @@ def test_the_newest_is_the_last_of_all(scores: ScoreKind, choice: Choice) -> Non
 
 
 @pytest.mark.parametrize("choice", [choice for choice in get_args(Choice) if choice != "soft"])
-def test_hard_attention_answers_with_one_state_the_highest(choice: Choice) -> None:
+def test_hard_attention_at_inference_selects_the_best_state(choice: Choice) -> None:
     block, batch, x = block_of(4, "dot", choice), batch_of(5), normal(5, 4)
     weights = block.attention_weights(x, batch)[0, 0]
     soft = block_of(4, "dot").attention_weights(x, batch)[0, 0]
@@ -111,31 +111,31 @@ def test_hard_attention_answers_with_one_state_the_highest(choice: Choice) -> No
 
 
 @pytest.mark.parametrize("choice", ["gumbel", "reinforce"])
-def test_training_draws_by_the_soft_weights_from_the_generator_it_is_given(choice: Choice) -> None:
-    """Of the last of three states, and never a later one."""
+def test_training_samples_by_the_soft_weights_from_its_generator(choice: Choice) -> None:
+    """Of three states, and never a later one."""
     block, batch = block_of(3, "dot", choice).train(), batch_of(3)
     x = torch.eye(3, dtype=torch.float64) * 0.8
     expected = block_of(3, "dot").attention_weights(x, batch)[0, 0]
-    drawn = torch.stack([block.attention_weights(x, batch)[0, 0].detach() for _ in range(600)])
-    assert_close(drawn.sum(-1), torch.ones(600, 3, dtype=torch.float64), 1e-12)
-    assert ((drawn - drawn.round()).abs() < 1e-12).all() and (drawn.triu(1).abs() < 1e-12).all()
-    assert_close(drawn.mean(0), expected, 0.08)  # four deviations
+    samples = torch.stack([block.attention_weights(x, batch)[0, 0].detach() for _ in range(600)])
+    assert_close(samples.sum(-1), torch.ones(600, 3, dtype=torch.float64), 1e-12)
+    assert ((samples - samples.round()).abs() < 1e-12).all() and (samples.triu(1).abs() < 1e-12).all()
+    assert_close(samples.mean(0), expected, 0.08)  # four standard deviations
     again = block_of(3, "dot", choice).train()
-    assert torch.equal(torch.stack([again.attention_weights(x, batch)[0, 0] for _ in range(9)]), drawn[:9])
+    assert torch.equal(torch.stack([again.attention_weights(x, batch)[0, 0] for _ in range(9)]), samples[:9])
 
 
-def test_drawn_states_carry_their_chances() -> None:
+def test_sampled_states_have_their_log_probabilities() -> None:
     block, batch, x = block_of(3, "dot", "reinforce").train(), batch_of(3, 2), normal(5, 3)
-    found = block(x, batch)
-    assert found.shape == (5, 5)
+    output = block(x, batch)
+    assert output.shape == (5, 5)
     soft = block_of(3, "dot").attention_weights(x, batch)[:, 0]  # [2, 3, 3]
     rows = torch.cat((soft[0], soft[1, :2]))
     entropy = -(rows * rows.clamp(min=1e-300).log()).sum(1)
-    assert_close(found[:, 4], entropy, 1e-12)
-    chances, states = found[:, 3].exp(), found[:, :3]
-    for place, (user, first) in enumerate(((0, 0), (0, 0), (0, 0), (1, 3), (1, 3))):
-        row, own = rows[place], x[first : first + 3 - user]
-        (drawn,) = (row[: len(own)] - chances[place]).abs().argsort()[:1].tolist()
-        assert_close(row[drawn], chances[place], 1e-12)
-        assert_close(states[place], block.joined.weight @ torch.cat((own[drawn], x[place])), 1e-12)
+    assert_close(output[:, 4], entropy, 1e-12)
+    probabilities, states = output[:, 3].exp(), output[:, :3]
+    for position, (user, first) in enumerate(((0, 0), (0, 0), (0, 0), (1, 3), (1, 3))):
+        row, own = rows[position], x[first : first + 3 - user]
+        (sample,) = (row[: len(own)] - probabilities[position]).abs().argsort()[:1].tolist()
+        assert_close(row[sample], probabilities[position], 1e-12)
+        assert_close(states[position], block.joined.weight @ torch.cat((own[sample], x[position])), 1e-12)
     assert block.eval()(x, batch).shape == (5, 3)

@@ -28,11 +28,11 @@ def test_index_arithmetic_of_g32() -> None:
     assert not batch.rectangular
 
 
-def test_where_there_are_tokens_in_the_padded_view() -> None:
-    """True = may look."""
-    looks = batch_of(2, 1, 3).may_attend
-    assert looks is not None and looks.shape == (3, 1, 1, 3)
-    assert looks[:, 0, 0].tolist() == [[True, True, False], [True, False, False], [True, True, True]]
+def test_may_attend_is_true_at_tokens_of_the_padded_view() -> None:
+    """True = may attend."""
+    mask = batch_of(2, 1, 3).may_attend
+    assert mask is not None and mask.shape == (3, 1, 1, 3)
+    assert mask[:, 0, 0].tolist() == [[True, True, False], [True, False, False], [True, True, True]]
     assert batch_of(2, 2).may_attend is None
 
 
@@ -41,7 +41,7 @@ def test_newest_token_of_each_user() -> None:
 
 
 def test_a_user_without_events_has_no_newest_token() -> None:
-    """The second user of G32 must not be given the first one's."""
+    """The second user of G32 must not get the first one's."""
     with pytest.raises((AssertionError, ValueError, SegueError)):
         _ = batch_of(2, 0, 3).last
 
@@ -65,7 +65,7 @@ def test_pack_undoes_pad_and_padding_is_zero(lengths: list[int]) -> None:
 
 
 @given(some_lengths)
-def test_pack_ignores_what_stands_in_the_padding(lengths: list[int]) -> None:
+def test_pack_ignores_the_values_of_padding(lengths: list[int]) -> None:
     batch, packed = batch_of(*lengths), normal(sum(lengths), 2)
     inside = pad(torch.ones_like(packed), batch)
     assert torch.equal(pack(pad(packed, batch) + (1 - inside) * 1e9, batch), packed)
@@ -81,7 +81,7 @@ def test_gradients(lengths: tuple[int, ...]) -> None:
 
 
 def test_gradients_by_hand() -> None:
-    """Each gradient goes back to the place its number came from; padding gets none and gives none."""
+    """Each gradient goes back to the position of its number; padding gets none and gives none."""
     batch = batch_of(2, 1, 3)
     packed = torch.zeros(6, 1, requires_grad=True)
     torch.autograd.backward((pad(packed, batch)[:, :, 0] * torch.arange(9.0).view(3, 3)).sum())
@@ -92,8 +92,8 @@ def test_gradients_by_hand() -> None:
 
 
 @given(st.integers(1, 4), st.integers(2, 5))
-def test_equally_long_users_take_a_shortcut_to_the_same_numbers(users: int, length: int) -> None:
-    """A further, shorter user brings the general way; what the others get may not depend on it."""
+def test_users_of_equal_length_take_a_shortcut_to_the_same_numbers(users: int, length: int) -> None:
+    """A further, shorter user needs the general code; the results of the others must not depend on it."""
     rectangle, general = batch_of(*[length] * users), batch_of(*[length] * users, 1)
     assert rectangle.rectangular and not general.rectangular
     packed = normal(users * length + 1, 2)
@@ -127,12 +127,12 @@ def test_tensors_share_the_memory_of_a_batch() -> None:
     assert packed.values[:2].tolist() == [1, 2]
 
 
-def test_what_the_data_has_not_is_none() -> None:
+def test_columns_that_the_data_lacks_are_none() -> None:
     packed: PackedBatch = batch_of(2, 1)
     assert packed.query_times is None and packed.kinds is None and packed.values is None
 
 
-def test_a_question_comes_after_the_newest_event_of_each_user() -> None:
+def test_a_query_token_follows_the_newest_event_of_each_user() -> None:
     batch = Batch(
         items=np.array([5, 6, 7]),
         times=np.array([10, 20, 30]),
@@ -140,27 +140,27 @@ def test_a_question_comes_after_the_newest_event_of_each_user() -> None:
         kinds=np.array([4, 1, 1]),
         values=np.array([1.0, 2.0, 3.0], dtype=np.float32),
     )
-    found = tensors(batch).with_query_token(99)
-    assert found.items.tolist() == [5, 6, 99, 7, 99] and found.lengths.tolist() == [3, 2]
-    assert found.times.tolist() == [10, 20, 20, 30, 30] and found.query_times is None
-    assert found.kinds is not None and found.kinds.tolist() == [4, 1, 0, 1, 0]
-    assert found.values is not None and found.values.dtype == torch.float32
-    assert found.values.nan_to_num(-1).tolist() == [1, 2, -1, 3, -1]
-    assert found.last.tolist() == [2, 4]
-    known = tensors(replace(batch, query_times=np.array([25, 31]), kinds=None, values=None)).with_query_token(99)
-    assert known.times.tolist() == [10, 20, 25, 30, 31]
-    assert known.query_times is not None and known.query_times.tolist() == [25, 31]
-    assert known.kinds is None and known.values is None
+    packed = tensors(batch).with_query_token(99)
+    assert packed.items.tolist() == [5, 6, 99, 7, 99] and packed.lengths.tolist() == [3, 2]
+    assert packed.times.tolist() == [10, 20, 20, 30, 30] and packed.query_times is None
+    assert packed.kinds is not None and packed.kinds.tolist() == [4, 1, 0, 1, 0]
+    assert packed.values is not None and packed.values.dtype == torch.float32
+    assert packed.values.nan_to_num(-1).tolist() == [1, 2, -1, 3, -1]
+    assert packed.last.tolist() == [2, 4]
+    timed = tensors(replace(batch, query_times=np.array([25, 31]), kinds=None, values=None)).with_query_token(99)
+    assert timed.times.tolist() == [10, 20, 25, 30, 31]
+    assert timed.query_times is not None and timed.query_times.tolist() == [25, 31]
+    assert timed.kinds is None and timed.values is None
     assert batch.items.tolist() == [5, 6, 7]
 
 
-def test_a_user_without_events_is_not_asked_about() -> None:
+def test_a_user_without_events_gets_no_query_token() -> None:
     with pytest.raises(AssertionError):
         batch_of(2, 0, 3).with_query_token(99)
 
 
-def test_with_room_by_hand() -> None:
-    """Zeros after each user's tokens; the newest tokens and what may be looked at stay the users' own."""
+def test_with_padding_by_hand() -> None:
+    """Zeros after each user's tokens; the newest tokens and `may_attend` stay the same."""
     batch = replace(batch_of(2, 1, 3), items=torch.arange(1, 7))
     padded = batch.with_padding()
     assert padded.items.tolist() == [1, 2, 0, 3, 0, 0, 4, 5, 6]
@@ -172,7 +172,7 @@ def test_with_room_by_hand() -> None:
     assert padded.may_attend.tolist() == batch.may_attend.tolist()
 
 
-def test_room_that_would_cost_more_than_it_saves_is_not_made() -> None:
+def test_padding_that_costs_more_than_it_saves_is_not_added() -> None:
     long, equal = batch_of(1, 1, 1, 9), batch_of(3, 3)
     assert long.with_padding() is long
     assert equal.with_padding() is equal

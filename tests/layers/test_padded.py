@@ -23,7 +23,7 @@ lengths_of_users = st.lists(st.integers(1, 6), min_size=1, max_size=4)
 
 
 def both(lengths: list[int], seed: int = 0) -> tuple[PackedBatch, PaddedBatch]:
-    """The same users packed and as a rectangle, which has numbers of no meaning after a user's own."""
+    """The same users packed and as a rectangle, which has arbitrary numbers after a user's own."""
     rng, events = np.random.default_rng(seed), sum(lengths)
     packed = tensors(
         Batch(
@@ -54,8 +54,8 @@ def assert_equal(packed: PackedBatch, padded: PaddedBatch) -> None:
     for name in NAMES:
         assert_same(getattr(padded, name)[inside], getattr(packed, name))
     assert_same(padded.items[padded.last], packed.items[packed.last])
-    looks = torch.ones(packed.size, 1, 1, packed.longest, dtype=torch.bool)
-    assert_same(padded.may_attend, looks if packed.may_attend is None else packed.may_attend)
+    mask = torch.ones(packed.size, 1, 1, packed.longest, dtype=torch.bool)
+    assert_same(padded.may_attend, mask if packed.may_attend is None else packed.may_attend)
     own = inside.view(packed.size, -1)
     pairs = own[:, :, None] & own[:, None]
     for name in PAIRS:
@@ -64,13 +64,13 @@ def assert_equal(packed: PackedBatch, padded: PaddedBatch) -> None:
         assert_same(padded.newest_buckets(at_next=at_next)[own], packed.newest_buckets(at_next=at_next)[own])
 
 
-def assert_same(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+def assert_same(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
 
 
 @settings(max_examples=15)
 @given(lengths_of_users)
-def test_a_rectangle_says_what_packed_tokens_say(lengths: list[int]) -> None:
+def test_a_rectangle_equals_the_packed_batch(lengths: list[int]) -> None:
     packed, padded = both(lengths)
     assert_equal(packed, padded)
     assert padded.with_padding() is padded
@@ -78,7 +78,7 @@ def test_a_rectangle_says_what_packed_tokens_say(lengths: list[int]) -> None:
 
 @settings(max_examples=15)
 @given(lengths_of_users)
-def test_it_grows_as_packed_tokens_do(lengths: list[int]) -> None:
+def test_a_rectangle_grows_like_the_packed_batch(lengths: list[int]) -> None:
     packed, padded = both(lengths)
     assert_equal(packed.with_query_token(99), padded.with_query_token(99))
     assert_equal(packed.with_tokens_twice(), padded.with_tokens_twice())

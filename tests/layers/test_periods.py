@@ -1,4 +1,4 @@
-"""Times as waves: periods by the book, dates that keep their seconds, phases that can be learned."""
+"""Times as waves: published periods, dates exact to the second, learned phases."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def test_absolute_periods_are_those_of_a_clock_and_a_calendar() -> None:
 
 
 def test_an_hour_of_a_day() -> None:
-    """A twenty-fourth of a turn is 15 degrees."""
+    """A twenty-fourth of a rotation is 15 degrees."""
     cosine, sine = Periods((DAY,))(torch.tensor([3600]))[0].tolist()
     assert (cosine, sine) == pytest.approx((0.965926, 0.258819), abs=1e-6)
     assert log_seconds(torch.tensor([3600])).item() == pytest.approx(8.188689, abs=1e-6)
 
 
-def test_no_time_at_all_has_a_logarithm() -> None:
+def test_a_gap_of_zero_has_a_logarithm() -> None:
     assert log_seconds(torch.tensor([0, 1, -5])).tolist() == [0, 0, 0]
 
 
-def test_a_second_counts_in_any_year() -> None:
-    """In single precision, seconds since 1970 are known to 128 of them: at 15 minutes that is 51 degrees."""
+def test_times_are_exact_to_the_second_in_any_year() -> None:
+    """In single precision, seconds since 1970 are rounded to 128: of 15 minutes that is 51 degrees."""
     periods = Periods(ABSOLUTE)
     for year in (1970, 2026, 2100):
         noon = int(datetime(year, 6, 1, 12, tzinfo=UTC).timestamp())
@@ -54,16 +54,16 @@ def test_a_second_counts_in_any_year() -> None:
 @pytest.mark.parametrize("periods", [ABSOLUTE, RELATIVE], ids=["absolute", "relative"])
 @given(seconds=st.integers(-(10**11), 10**11))
 def test_waves_are_those_of_exact_arithmetic(periods: tuple[float, ...], seconds: int) -> None:
-    """A period is a fraction, and so is what is left of a turn."""
-    found = Periods(periods)(torch.tensor([seconds]))[0].tolist()
-    for place, period in enumerate(periods):
+    """A period is a fraction, and so is the remainder."""
+    waves = Periods(periods)(torch.tensor([seconds]))[0].tolist()
+    for index, period in enumerate(periods):
         angle = 2 * math.pi * float(seconds % Fraction(period) / Fraction(period))
-        assert found[place] == pytest.approx(math.cos(angle), abs=2e-6)
-        assert found[place + len(periods)] == pytest.approx(math.sin(angle), abs=2e-6)
+        assert waves[index] == pytest.approx(math.cos(angle), abs=2e-6)
+        assert waves[index + len(periods)] == pytest.approx(math.sin(angle), abs=2e-6)
 
 
 def test_weights_of_another_precision_leave_the_periods_as_they_are() -> None:
-    """Periods in single precision would be off by more than a turn after a year."""
+    """Periods in single precision would be off by more than a rotation after a year."""
     times = torch.tensor([31_536_001, 63_072_003])
     expected = Periods(RELATIVE)(times)
     assert torch.equal(Periods(RELATIVE).double().float()(times), expected)
@@ -75,12 +75,12 @@ def test_phases_move_waves_and_their_gradient_is_right() -> None:
     with torch.no_grad():
         periods.phases.copy_(torch.tensor([[0.1, -0.4], [2.0, 0.7]]))
     times = torch.tensor([0, 7, 1_700_000_123])
-    turns = times[:, None].double() / torch.tensor([10, 60.5], dtype=torch.float64) * 2 * math.pi
-    expected = torch.cat(((turns + periods.phases[0]).cos(), (turns + periods.phases[1]).sin()), dim=1)
+    angles = times[:, None].double() / torch.tensor([10, 60.5], dtype=torch.float64) * 2 * math.pi
+    expected = torch.cat(((angles + periods.phases[0]).cos(), (angles + periods.phases[1]).sin()), dim=1)
     torch.testing.assert_close(periods(times), expected, rtol=0, atol=1e-6)
 
     def waves(phases: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = torch.func.functional_call(periods, {"phases": phases}, (times,))
-        return made
+        result: torch.Tensor = torch.func.functional_call(periods, {"phases": phases}, (times,))
+        return result
 
     assert torch.autograd.gradcheck(waves, (periods.phases,))

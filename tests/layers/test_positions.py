@@ -22,16 +22,16 @@ def positions_of(length: int, counted_from: CountedFrom) -> LearnedPositions:
 @pytest.mark.parametrize(
     ("counted_from", "rows"), [("oldest", [0, 1, 2, 0, 0, 1]), ("newest", [2, 1, 0, 0, 1, 0])], ids=["oldest", "newest"]
 )
-def test_places_of_users_of_three_one_and_two_events(counted_from: CountedFrom, rows: list[int]) -> None:
+def test_positions_of_users_of_three_one_and_two_events(counted_from: CountedFrom, rows: list[int]) -> None:
     x = torch.arange(12.0).view(6, 2)
-    found = positions_of(4, counted_from)(x, batch_of(3, 1, 2)) - x
-    assert found.tolist() == [[10 * row, 10 * row + 1] for row in rows]
+    result = positions_of(4, counted_from)(x, batch_of(3, 1, 2)) - x
+    assert result.tolist() == [[10 * row, 10 * row + 1] for row in rows]
 
 
-def test_the_newest_event_has_the_same_place_however_long_the_history() -> None:
+def test_the_newest_event_has_the_same_position_however_long_the_history() -> None:
     positions, batch = positions_of(9, "newest"), batch_of(9, 1, 4)
-    found = positions(torch.zeros(14, 2), batch)
-    assert found[batch.last].tolist() == [[0, 1]] * 3
+    result = positions(torch.zeros(14, 2), batch)
+    assert result[batch.last].tolist() == [[0, 1]] * 3
 
 
 @pytest.mark.parametrize(("counted_from", "times"), [("oldest", [2, 2, 1, 0]), ("newest", [2, 2, 1, 0])])
@@ -54,21 +54,21 @@ def test_a_history_as_long_as_the_table_fits_and_a_longer_one_is_refused(counted
 
 
 def test_waves_of_g16() -> None:
-    """Sines at even features, cosines at odd ones: not at even and odd places."""
-    found = sinusoids(3, 4)
+    """Sines at even features, cosines at odd ones: not at even and odd positions."""
+    result = sinusoids(3, 4)
     expected = [[0.0, 1, 0, 1], [0.841471, 0.540302, 0.01, 0.99995], [0.909297, -0.416147, 0.019999, 0.9998]]
-    assert_close(found, expected, 1e-6)
+    assert_close(result, expected, 1e-6)
 
 
 @pytest.mark.parametrize("width", [1, 6, 7])
 def test_waves_of_any_width(width: int) -> None:
-    found = sinusoids(50, width).numpy()
-    for place, feature in np.ndindex(50, width):
-        angle = place / 10000 ** (2 * (feature // 2) / width)
-        assert found[place, feature] == pytest.approx(np.cos(angle) if feature % 2 else np.sin(angle), abs=1e-6)
+    result = sinusoids(50, width).numpy()
+    for position, feature in np.ndindex(50, width):
+        angle = position / 10000 ** (2 * (feature // 2) / width)
+        assert result[position, feature] == pytest.approx(np.cos(angle) if feature % 2 else np.sin(angle), abs=1e-6)
 
 
-def test_waves_are_added_at_places_from_the_oldest_and_not_learned() -> None:
+def test_waves_are_added_at_positions_from_the_oldest_and_not_learned() -> None:
     positions, x = SinusoidalPositions(4, 4), torch.arange(24.0).view(6, 4)
     assert_close(positions(x, batch_of(3, 1, 2)) - x, sinusoids(4, 4)[[0, 1, 2, 0, 0, 1]], 1e-5)
     assert positions.counted_from == "oldest" and positions.length == 4
@@ -76,7 +76,7 @@ def test_waves_are_added_at_places_from_the_oldest_and_not_learned() -> None:
 
 
 @pytest.mark.parametrize("positions", [SinusoidalPositions(3, 2), NoPositions(3)], ids=["waves", "none"])
-def test_without_a_table_to_learn_a_longer_history_is_refused_as_well(
+def test_without_a_learned_table_a_longer_history_is_refused_as_well(
     positions: SinusoidalPositions | NoPositions,
 ) -> None:
     positions(torch.zeros(3, 2), batch_of(3))
@@ -93,31 +93,35 @@ def test_no_positions_add_nothing() -> None:
 
 
 @given(first=st.integers(0, 40), second=st.integers(0, 40), shift=st.integers(0, 59), seed=st.integers(0, 99))
-def test_products_of_turned_features_depend_on_the_distance_only(
+def test_products_of_rotated_features_depend_on_the_distance_only(
     first: int, second: int, shift: int, seed: int
 ) -> None:
     rotary = Rotary(100, 6).double()
     query, key = normal(2, 1, 1, 1, 6, seed=seed)
 
-    def product(query_place: int, key_place: int) -> torch.Tensor:
-        turned: torch.Tensor = rotary(query, torch.tensor([query_place])) * rotary(key, torch.tensor([key_place]))
-        return turned.sum()
+    def product(query_position: int, key_position: int) -> torch.Tensor:
+        products: torch.Tensor = rotary(query, torch.tensor([query_position])) * rotary(
+            key, torch.tensor([key_position])
+        )
+        return products.sum()
 
     assert_close(product(first + shift, second + shift), product(first, second), 1e-5)
 
 
-def test_features_are_turned_as_complex_numbers_are() -> None:
-    """Features i of the two halves are a number's two parts; it is turned by place / 10000^(2i/d)."""
+def test_features_are_rotated_like_complex_numbers() -> None:
+    """Features i of the two halves are a number's two parts; it is rotated by position / 10000^(2i/d)."""
     rotary, x = Rotary(50, 6), normal(2, 3, 4, 6, dtype=torch.float32)
-    places = torch.tensor([0, 7, 20, 49])
-    angles = places[:, None] / 10000 ** (torch.arange(3) * 2 / 6)
-    turned = torch.complex(*x.chunk(2, dim=-1)) * torch.polar(torch.ones_like(angles), angles)
-    torch.testing.assert_close(rotary(x, places), torch.cat((turned.real, turned.imag), -1), rtol=1e-5, atol=1e-5)
-    assert torch.equal(rotary(x, places)[:, :, 0], x[:, :, 0]), "at place zero they stay"
-    torch.testing.assert_close(rotary(x, places).norm(dim=-1), x.norm(dim=-1))
+    positions = torch.tensor([0, 7, 20, 49])
+    angles = positions[:, None] / 10000 ** (torch.arange(3) * 2 / 6)
+    expected = torch.complex(*x.chunk(2, dim=-1)) * torch.polar(torch.ones_like(angles), angles)
+    torch.testing.assert_close(
+        rotary(x, positions), torch.cat((expected.real, expected.imag), -1), rtol=1e-5, atol=1e-5
+    )
+    assert torch.equal(rotary(x, positions)[:, :, 0], x[:, :, 0]), "unchanged at position zero"
+    torch.testing.assert_close(rotary(x, positions).norm(dim=-1), x.norm(dim=-1))
 
 
-def test_places_of_each_user_or_of_all() -> None:
+def test_positions_of_each_user_or_of_all() -> None:
     rotary, x = Rotary(10, 4), normal(2, 3, 2, 4, dtype=torch.float32)
     each = rotary(x, torch.tensor([[1, 5], [0, 9]]))
     assert torch.equal(each[0], rotary(x, torch.tensor([1, 5]))[0])
@@ -139,14 +143,14 @@ BACK = [31, 31, 26, 17, 10, 8, 7, 1, 0, 0, 0, 0, 0, 0]
 
 @pytest.mark.parametrize(("causal", "buckets"), [(False, BOTH_WAYS), (True, BACK)], ids=["both ways", "back"])
 def test_buckets_of_g48(causal: bool, buckets: list[int]) -> None:
-    found = distance_buckets(torch.tensor(DISTANCES), causal=causal, buckets=32, furthest=128)
-    assert found.tolist() == buckets
+    result = distance_buckets(torch.tensor(DISTANCES), causal=causal, buckets=32, furthest=128)
+    assert result.tolist() == buckets
 
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_buckets_grow_with_the_distance_and_all_are_used(causal: bool) -> None:
-    found = distance_buckets(torch.arange(0, -300, -1), causal=causal, buckets=32, furthest=128)
-    assert (found.diff() >= 0).all() and set(found.tolist()) == set(range(32 if causal else 16))
+    result = distance_buckets(torch.arange(0, -300, -1), causal=causal, buckets=32, furthest=128)
+    assert (result.diff() >= 0).all() and set(result.tolist()) == set(range(32 if causal else 16))
     ahead = distance_buckets(torch.arange(1, 300), causal=causal, buckets=32, furthest=128)
     assert set(ahead.tolist()) == ({0} if causal else set(range(17, 32)))
 
@@ -156,12 +160,12 @@ def test_each_head_has_a_number_for_each_bucket(causal: bool) -> None:
     relative = RelativeBuckets(3, 200, causal=causal)
     with torch.no_grad():
         relative.table.copy_(torch.arange(96.0).view(32, 3))
-    asking, asked = torch.tensor([0, 70, 199]), torch.arange(200)
-    found = relative(asking, asked)
-    assert found.shape == (3, 3, 200)
-    buckets = distance_buckets(asked - asking[:, None], causal=causal, buckets=32, furthest=128)
-    assert torch.equal(found, torch.stack([3 * buckets + head for head in range(3)]).float())
-    users = relative(torch.tensor([[199], [70]]), asked)
+    queries, keys = torch.tensor([0, 70, 199]), torch.arange(200)
+    result = relative(queries, keys)
+    assert result.shape == (3, 3, 200)
+    buckets = distance_buckets(keys - queries[:, None], causal=causal, buckets=32, furthest=128)
+    assert torch.equal(result, torch.stack([3 * buckets + head for head in range(3)]).float())
+    users = relative(torch.tensor([[199], [70]]), keys)
     assert users.shape == (2, 3, 1, 200)
-    assert torch.equal(users[0, :, 0], found[:, 2]) and torch.equal(users[1, :, 0], found[:, 1])
+    assert torch.equal(users[0, :, 0], result[:, 2]) and torch.equal(users[1, :, 0], result[:, 1])
     assert list(relative.state_dict()) == ["table"]

@@ -1,4 +1,4 @@
-"""Tokens of whole events: what they are made of, what is missing, and what a later event may move."""
+"""Tokens of whole events: their features, missing values, and the effect of later events."""
 
 from __future__ import annotations
 
@@ -76,22 +76,22 @@ def events(**changed: Any) -> PackedBatch:
     )
 
 
-def told(model: SequenceModel, batch: PackedBatch) -> torch.Tensor:
-    """What goes into the linear map [T, features]."""
+def features_of(model: SequenceModel, batch: PackedBatch) -> torch.Tensor:
+    """The input of the linear map [T, features]."""
     assert isinstance(model.inputs, EventInputs)
-    seen: list[torch.Tensor] = []
-    handle = model.inputs.joined.register_forward_hook(lambda _, given, __: seen.append(given[0]))
+    features: list[torch.Tensor] = []
+    handle = model.inputs.joined.register_forward_hook(lambda _, args, __: features.append(args[0]))
     tokens = model.inputs(model.items, batch)
     handle.remove()
-    torch.testing.assert_close(tokens, model.inputs.joined(seen[0]))
-    return seen[0]
+    torch.testing.assert_close(tokens, model.inputs.joined(features[0]))
+    return features[0]
 
 
 def test_an_event_is_its_item_kind_value_and_times_side_by_side() -> None:
     model, batch = model_of(), events()
     assert isinstance(model.inputs, EventInputs) and model.inputs.kinds is not None
     widths = [6, 4, 2, ABSOLUTE, RELATIVE, RELATIVE]
-    item, kind, value, absolute, newest, previous = torch.split(told(model, batch), widths, dim=1)
+    item, kind, value, absolute, newest, previous = torch.split(features_of(model, batch), widths, dim=1)
     directions = functional.normalize(model.items.into[batch.items], dim=1)
     torch.testing.assert_close(item, directions * math.sqrt(6))
     assert torch.equal(kind, model.inputs.kinds.table[[0, 1, 2, UNKNOWN, 1]])
@@ -108,20 +108,20 @@ def test_an_event_is_its_item_kind_value_and_times_side_by_side() -> None:
         torch.testing.assert_close(part[:, -1], torch.tensor(logs, dtype=torch.float64))
 
 
-def test_only_the_signals_that_are_chosen_are_there() -> None:
-    assert told(model_of(inputs__times=[]), events()).shape[1] == 6 + 4 + 2
-    assert told(model_of(inputs__times=["since-previous"]), events()).shape[1] == 6 + 4 + 2 + RELATIVE
-    assert told(model_of(kinds=(), inputs__times=[]), events()).shape[1] == 6 + 2, (
-        "a log without kinds has none to tell apart"
+def test_only_the_chosen_signals_are_features() -> None:
+    assert features_of(model_of(inputs__times=[]), events()).shape[1] == 6 + 4 + 2
+    assert features_of(model_of(inputs__times=["since-previous"]), events()).shape[1] == 6 + 4 + 2 + RELATIVE
+    assert features_of(model_of(kinds=(), inputs__times=[]), events()).shape[1] == 6 + 2, (
+        "a log without kinds has no kind features"
     )
     assert model_of().timed and not model_of(inputs__times=[]).timed
 
 
 def test_without_times_the_signals_are_left_out_for_that_user_alone() -> None:
     model = model_of()
-    found = told(model, events(times=[0, 0, 0, NOON, NOON + 7]))
-    assert (found[:3, 12:] == 0).all()
-    torch.testing.assert_close(found[3:], told(model, events())[3:])
+    features = features_of(model, events(times=[0, 0, 0, NOON, NOON + 7]))
+    assert (features[:3, 12:] == 0).all()
+    torch.testing.assert_close(features[3:], features_of(model, events())[3:])
 
 
 def test_missing_kinds_and_values_are_those_of_events_without_them() -> None:
@@ -132,39 +132,39 @@ def test_missing_kinds_and_values_are_those_of_events_without_them() -> None:
     assert torch.isfinite(model.encode(events(values=[math.inf, -math.inf, 3e38, 0, None]))).all()
 
 
-def test_a_kind_that_is_never_met_starts_as_nothing() -> None:
+def test_the_unknown_kind_starts_at_zero() -> None:
     model = build_model(settings_of(), N_ITEMS, generator=torch.Generator(), facts=DataFacts(kinds=KINDS))
     assert isinstance(model.inputs, EventInputs) and model.inputs.kinds is not None
     assert (model.inputs.kinds.table[UNKNOWN] == 0).all() and (model.inputs.kinds.table[:UNKNOWN] != 0).all()
 
 
-@given(place=st.integers(0, 2), what=st.sampled_from(["items", "kinds", "values"]))
-def test_what_is_known_of_an_event_changes_no_earlier_state(place: int, what: str) -> None:
+@given(position=st.integers(0, 2), what=st.sampled_from(["items", "kinds", "values"]))
+def test_the_features_of_an_event_change_no_earlier_state(position: int, what: str) -> None:
     model = model_of()
-    event: dict[str, Any] = {"items": 7, "kinds": 1 - (place == 1), "values": 12.0}
+    event: dict[str, Any] = {"items": 7, "kinds": 1 - (position == 1), "values": 12.0}
     changed = list(WHOLE[what])
-    changed[place] = event[what]
+    changed[position] = event[what]
     before, after = model.encode(events()), model.encode(events(**{what: changed}))
-    assert torch.equal(after[:place], before[:place]) and torch.equal(after[3:], before[3:])
-    assert not torch.equal(after[place], before[place])
+    assert torch.equal(after[:position], before[:position]) and torch.equal(after[3:], before[3:])
+    assert not torch.equal(after[position], before[position])
 
 
-def test_the_newest_time_is_the_only_thing_of_later_events_that_earlier_ones_know() -> None:
-    """And only by the time since the newest: without that signal they know nothing at all."""
+def test_earlier_states_depend_on_the_newest_time_and_on_nothing_else_of_later_events() -> None:
+    """And only through the time since the newest: without that signal they depend on nothing later."""
     later = [NOON, NOON + 60, NOON + 7200, NOON, NOON + 7]
-    for times, known in ((["absolute", "since-newest"], True), (["absolute", "since-previous"], False)):
+    for times, dependent in ((["absolute", "since-newest"], True), (["absolute", "since-previous"], False)):
         model = model_of(inputs__times=times)
         before, after = model.encode(events()), model.encode(events(times=later))
-        assert torch.equal(after[:2], before[:2]) is not known
+        assert torch.equal(after[:2], before[:2]) is not dependent
         assert torch.equal(after[3:], before[3:])
 
 
-def test_such_a_model_is_not_continued_event_by_event() -> None:
+def test_such_a_model_is_not_incremental() -> None:
     assert not model_of(positions="oldest").incremental and model_of(positions="oldest").window_step == 1
     assert model_of(positions="oldest", inputs="items").incremental
 
 
-def test_the_newest_states_are_the_questions_however_a_batch_is_laid_out() -> None:
+def test_queries_are_the_newest_states_in_every_layout_of_a_batch() -> None:
     model, batch = model_of(output="mlp", similarity="cosine", output__item_width=4), events()
     expected = model.head(model.encode(batch)[[2, 4]])
     torch.testing.assert_close(model.query(batch), expected)
@@ -214,7 +214,7 @@ def test_the_head_is_two_layers_over_all_of_a_state() -> None:
         ({"inputs__value_edges": [1.0]}, "There is no key 'value_edges' in model.inputs = 'events'"),
     ],
 )
-def test_what_makes_no_sense_is_refused(changed: dict[str, Any], sentence: str) -> None:
+def test_impossible_settings_are_refused(changed: dict[str, Any], sentence: str) -> None:
     with pytest.raises(SettingsError, match=sentence):
         settings_of(**changed)
 
@@ -226,8 +226,8 @@ def test_one_temperature_is_enough() -> None:
         make_settings(tables, ["objective.temperature=0.1"])
 
 
-def test_every_builder_that_looks_back_takes_events() -> None:
-    """The blocks do not know what tokens are made of."""
+def test_every_causal_builder_takes_events() -> None:
+    """The blocks do not depend on the contents of tokens."""
     shapes: dict[str, dict[str, Any]] = {"sasrec": {}, "esasrec": {}, "gru4rec": {}, "hstu": {}}
     for builder, shape in shapes.items():
         model, batch = model_of(kind=builder, **shape), events()
@@ -236,12 +236,12 @@ def test_every_builder_that_looks_back_takes_events() -> None:
         assert not torch.equal(model.query(other)[0], model.query(batch)[0])
 
 
-def test_at_first_times_do_not_drown_the_items() -> None:
+def test_at_initialisation_items_vary_more_than_times() -> None:
     model = build_model(settings_of(width=32), 2000, generator=torch.Generator().manual_seed(0)).eval()
     with torch.no_grad():
         items = np.arange(1, 501)
-        moments = NOON + np.random.default_rng(0).integers(0, 10**7, 500).cumsum()
+        times = NOON + np.random.default_rng(0).integers(0, 10**7, 500).cumsum()
         of_items = Batch(items=items, times=np.full(500, NOON), lengths=np.ones(500, dtype=np.int64))
-        of_times = Batch(items=np.full(500, 7), times=moments, lengths=np.full(100, 5))
+        of_times = Batch(items=np.full(500, 7), times=times, lengths=np.full(100, 5))
         by_item, by_time = (model.inputs(model.items, tensors(one)).var(dim=0).mean() for one in (of_items, of_times))
         assert by_item > 2 * by_time

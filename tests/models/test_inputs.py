@@ -1,4 +1,4 @@
-"""What tokens are made of, what is done to a question's vector, and items that share a vector."""
+"""The features of tokens, the transforms of a query, and items that share a vector."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def batch_of(values: list[list[float | None]] | None, items: list[list[int]]) ->
     return tensors(
         Batch(
             items=np.array([item for user in items for item in user]),
-            times=np.array([60 * place for user in items for place in range(len(user))]),
+            times=np.array([60 * position for user in items for position in range(len(user))]),
             lengths=np.array([len(user) for user in items]),
             values=flat,
         )
@@ -77,7 +77,7 @@ def test_rated_tokens_are_an_item_and_its_value_side_by_side() -> None:
     torch.testing.assert_close(model.encode(batch), model.norm(expected))
 
 
-def test_a_rated_question_is_asked_with_the_features_of_an_item() -> None:
+def test_a_rated_query_has_the_features_of_an_item() -> None:
     model, batch = model_of(inputs="rated", inputs__value_width=4, heads=2), batch_of(VALUES, ITEMS)
     states = model.encode(batch)
     assert states.shape == (5, 10)
@@ -104,7 +104,7 @@ def test_combined_tokens_are_the_item_and_then_its_value() -> None:
 
 @pytest.mark.parametrize("builder", ["sasrec", "hstu"])
 @pytest.mark.parametrize("inputs", ["rated", "combined"])
-def test_a_value_is_known_from_its_event_on_and_not_before(builder: str, inputs: str) -> None:
+def test_a_value_changes_no_state_before_its_event(builder: str, inputs: str) -> None:
     shape: dict[str, Any] = {"target_time": False} if builder == "hstu" else {}
     model = model_of(kind=builder, inputs=inputs, **shape)
     before = model.encode(batch_of(VALUES, ITEMS))
@@ -127,20 +127,20 @@ def test_values_of_one_range_are_alike(inputs: str) -> None:
     assert torch.equal(one, same) and not torch.equal(one, other)
 
 
-def test_attention_between_events_adds_up_what_their_tokens_got() -> None:
-    """A row is the token that is asked; a column is both tokens of an event."""
+def test_attention_between_events_is_the_sum_over_their_tokens() -> None:
+    """A row is the token that attends; a column is both tokens of an event."""
     model, batch = model_of(inputs="combined"), batch_of(VALUES, ITEMS)
     weights = model.attention(batch)
     assert weights is not None and weights.shape == (2, 2, 1, 3, 3)
     torch.testing.assert_close(weights[:, 0].sum(-1), torch.ones(2, 1, 3, dtype=torch.float64))
 
 
-def test_a_question_is_made_of_length_one_or_centred() -> None:
+def test_a_query_is_normalised_or_centred() -> None:
     batch = batch_of(None, ITEMS)
-    plain, long, centred = (
+    plain, normalised, centred = (
         model_of(output=output, inputs="rated").query(batch) for output in ("none", "l2", "layer-norm")
     )
-    torch.testing.assert_close(long, functional.normalize(plain, dim=1))
+    torch.testing.assert_close(normalised, functional.normalize(plain, dim=1))
     torch.testing.assert_close(centred, functional.layer_norm(plain, (6,), eps=1e-6))
     zero = model_of(output="l2", inputs="rated").head(torch.zeros(1, 14, dtype=torch.float64))
     assert (zero == 0).all()
@@ -161,7 +161,7 @@ def test_a_question_is_made_of_length_one_or_centred() -> None:
         ({"inputs": "rated", "similarity": "cosine", "output": "l2"}, "model.output = 'l2' has no effect"),
     ],
 )
-def test_what_makes_no_sense_is_refused(changed: dict[str, Any], sentence: str) -> None:
+def test_impossible_settings_are_refused(changed: dict[str, Any], sentence: str) -> None:
     with pytest.raises(SettingsError, match=sentence):
         settings_of(**changed)
 
@@ -202,12 +202,12 @@ def test_items_of_a_category_share_their_vector(tied: bool) -> None:
     assert torch.equal(one, same) and not torch.equal(one, other)
 
 
-def test_an_item_is_answerable_where_its_category_was_trained() -> None:
+def test_an_item_is_answerable_if_its_category_was_trained() -> None:
     """Items 1 and 4 are of one category, 2 and 5 of another; 3 is alone."""
     model = category_model()
-    for trained, known in ([4], [1, 4]), ([2, 3], [2, 3, 5]), ([], []), ([1, 2, 3], [1, 2, 3, 4, 5]):
+    for trained, answerable in ([4], [1, 4]), ([2, 3], [2, 3, 5]), ([], []), ([1, 2, 3], [1, 2, 3, 4, 5]):
         counts = np.bincount(trained, minlength=6)
-        assert np.flatnonzero(model.answerable(counts)).tolist() == known
+        assert np.flatnonzero(model.answerable(counts)).tolist() == answerable
 
 
 def test_categories_are_saved_with_the_model(tmp_path: Path) -> None:

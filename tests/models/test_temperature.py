@@ -1,4 +1,4 @@
-"""A temperature that is learned: above its floor, in the loss alone, and without a say in rankings."""
+"""A learned temperature: above its floor, in the loss only, and without effect on rankings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from segue.objective.tasks.examples import Examples
 from segue.testing.cases import batch_of
 
 COUNTS = np.r_[0, np.ones(7, dtype=np.int64)]
-DRAWN = objective_settings(loss="sampled-softmax", sampler="uniform", sampler__negatives=4)
+SHARED = objective_settings(loss="sampled-softmax", sampler="uniform", sampler__negatives=4)
 OWN = objective_settings(loss="sampled-softmax", sampler="uniform", sampler__negatives=4, sampler__shared=False)
 
 
@@ -51,7 +51,7 @@ def temperature_of(model: SequenceModel) -> float:
     return model.similarity.temperature.item()
 
 
-def test_it_starts_where_random_scores_are_of_size_one_and_never_falls_below_a_hundredth() -> None:
+def test_it_starts_at_the_deviation_of_random_scores_and_stays_above_a_hundredth() -> None:
     model = model_of()
     directions = functional.normalize(torch.randn(2000, 6, generator=torch.Generator().manual_seed(3)), dim=1)
     assert (directions[:1000] * directions[1000:]).sum(1).std().item() == pytest.approx(temperature_of(model), rel=0.1)
@@ -61,31 +61,31 @@ def test_it_starts_where_random_scores_are_of_size_one_and_never_falls_below_a_h
     assert len(list(model_of("fixed").similarity.parameters())) == 0  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("settings", [objective_settings(), DRAWN, OWN], ids=["softmax", "shared", "own"])
-@pytest.mark.parametrize("warmth", [0.0, -3.2, -6.0])
-def test_the_loss_is_that_of_a_fixed_temperature(settings: ObjectiveSettings, warmth: float) -> None:
+@pytest.mark.parametrize("settings", [objective_settings(), SHARED, OWN], ids=["softmax", "shared", "own"])
+@pytest.mark.parametrize("heat", [0.0, -3.2, -6.0])
+def test_the_loss_is_that_of_a_fixed_temperature(settings: ObjectiveSettings, heat: float) -> None:
     model = model_of()
     with torch.no_grad():
-        heat_of(model).fill_(warmth)
-    fixed = msgspec.structs.replace(settings, temperature=0.01 + math.exp(warmth))
+        heat_of(model).fill_(heat)
+    fixed = msgspec.structs.replace(settings, temperature=0.01 + math.exp(heat))
     torch.testing.assert_close(loss_of(model, settings), loss_of(model_of("fixed"), fixed))
 
 
-@pytest.mark.parametrize("settings", [objective_settings(), DRAWN, OWN], ids=["softmax", "shared", "own"])
+@pytest.mark.parametrize("settings", [objective_settings(), SHARED, OWN], ids=["softmax", "shared", "own"])
 def test_its_gradient_is_that_of_the_loss(settings: ObjectiveSettings) -> None:
     model, step = model_of(), 1e-6
     first = heat_of(model).item()
     torch.autograd.backward(loss_of(model, settings))
-    found = heat_of(model).grad
+    gradient = heat_of(model).grad
     losses = []
-    for moved in (-step, step):
+    for offset in (-step, step):
         with torch.no_grad():
-            heat_of(model).fill_(first + moved)
+            heat_of(model).fill_(first + offset)
         losses.append(loss_of(model, settings).item())
-    assert found is not None and found.item() == pytest.approx((losses[1] - losses[0]) / (2 * step), rel=1e-5)
+    assert gradient is not None and gradient.item() == pytest.approx((losses[1] - losses[0]) / (2 * step), rel=1e-5)
 
 
-def test_questions_stay_of_length_one_whatever_was_learned() -> None:
+def test_queries_have_length_one_at_every_temperature() -> None:
     model, states = model_of(), torch.randn(3, 6, dtype=torch.float64)
     before = model.head(states)
     with torch.no_grad():

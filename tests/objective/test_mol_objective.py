@@ -1,4 +1,4 @@
-"""Losses of a model whose scores are a mixture of logits: the same losses, of scores that are no inner products."""
+"""Losses of a model whose scores are a mixture of logits: the same losses, of scores that are not inner products."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ shared_or_own = pytest.mark.parametrize("shared", [True, False], ids=["shared", 
 
 
 class Fixed(Sampler):
-    """A sampler that draws what it is told to, so many times over."""
+    """A sampler of fixed items, repeated `times` times."""
 
     def __init__(self, items: Sequence[int], log_q: Sequence[float], *, times: int) -> None:
         self._items = torch.tensor(items).repeat(times)
@@ -50,17 +50,17 @@ class Fixed(Sampler):
 
 
 def settings_of(loss: str, *, shared: bool = True, **more: Any) -> ObjectiveSettings:
-    drawn = (
+    sampling = (
         {"sampler": "popularity", "sampler__negatives": len(SAMPLES), "sampler__shared": shared}
         if loss in SAMPLED
         else {}
     )
-    return objective_settings(**{"loss": loss, "temperature": 0.7, **drawn, **more})
+    return objective_settings(**{"loss": loss, "temperature": 0.7, **sampling, **more})
 
 
 @functools.cache
 def model_of(balance: float = 0.0) -> SequenceModel:
-    """In float64, with weights that are nowhere zero, and not to be changed. Nothing is dropped."""
+    """In float64, without dropout, with weights that are nowhere zero. Shared: not to be changed."""
     shape = model_settings(
         kind="sasrec",
         width=4,
@@ -92,8 +92,8 @@ def users() -> Batch:
     return Batch(items=items, times=np.arange(9), lengths=np.array([5, 4]))
 
 
-def asked(settings: ObjectiveSettings, model: SequenceModel) -> tuple[Examples, Tensor]:
-    """The examples and the loss, where every answer has the same negatives."""
+def run_loss(settings: ObjectiveSettings, model: SequenceModel) -> tuple[Examples, Tensor]:
+    """The examples and the loss, if every answer has the same negatives."""
     objective = Objective(settings, COUNTS)
     examples = objective.examples(users(), np.random.default_rng(1))
     if isinstance(settings.sampler, SamplerSettings):
@@ -104,13 +104,13 @@ def asked(settings: ObjectiveSettings, model: SequenceModel) -> tuple[Examples, 
 
 def with_gradients(settings: ObjectiveSettings) -> list[Tensor]:
     model = model_of()
-    _, loss = asked(settings, model)
+    _, loss = run_loss(settings, model)
     return [loss, *torch.autograd.grad(loss, list(model.parameters()))]
 
 
 @every_sampled_loss
 @pytest.mark.parametrize("task", ["next-item", "recency"])
-def test_shared_negatives_are_own_negatives_where_all_rows_draw_the_same(task: str, loss: str) -> None:
+def test_shared_negatives_equal_own_negatives_if_all_rows_sample_the_same(task: str, loss: str) -> None:
     """Law 29.3; log q, the temperature, collisions and several answers of a state included."""
     more: dict[str, Any] = RECENCY if task == "recency" else {}
     shared, own = (with_gradients(settings_of(loss, sampler__shared=shared, **more)) for shared in (True, False))
@@ -121,7 +121,7 @@ def test_shared_negatives_are_own_negatives_where_all_rows_draw_the_same(task: s
 @shared_or_own
 def test_sampled_softmax_row_by_row(shared: bool) -> None:
     model = model_of()
-    examples, loss = asked(settings_of("sampled-softmax", sampler__shared=shared), model)
+    examples, loss = run_loss(settings_of("sampled-softmax", sampler__shared=shared), model)
     with torch.no_grad():
         scores = model.score_all(model.head(model.encode(tensors(examples.inputs)))).numpy()
     losses = []
@@ -133,40 +133,44 @@ def test_sampled_softmax_row_by_row(shared: bool) -> None:
 
 
 @pytest.mark.parametrize("loss", [*SAMPLED, "lambdarank"])
-def test_a_loss_has_a_slope_in_every_weight_and_a_step_lowers_it(loss: str) -> None:
+def test_a_loss_has_a_gradient_in_every_weight_and_a_step_lowers_it(loss: str) -> None:
     settings = settings_of(loss, **(RECENCY if loss == "lambdarank" else {}))
     model = copy.deepcopy(model_of(balance=0.1))
-    _, value = asked(settings, model)
-    slopes = torch.autograd.grad(value, list(model.parameters()))
-    assert all(slope.isfinite().all() and slope.ne(0).any() for slope in slopes)
+    _, value = run_loss(settings, model)
+    gradients = torch.autograd.grad(value, list(model.parameters()))
+    assert all(gradient.isfinite().all() and gradient.ne(0).any() for gradient in gradients)
     if loss == "lambdarank":
-        return  # its number is not what its gradient belongs to
-    steepness = sum(slope.square().sum().item() for slope in slopes)
+        return  # its gradient is not that of its value
+    squared_norm = sum(gradient.square().sum().item() for gradient in gradients)
     expected = 1e-5 * value.item()
     with torch.no_grad():
-        for weight, slope in zip(model.parameters(), slopes, strict=True):
-            weight.sub_(slope, alpha=expected / steepness)
-        _, lower = asked(settings, model)
+        for weight, gradient in zip(model.parameters(), gradients, strict=True):
+            weight.sub_(gradient, alpha=expected / squared_norm)
+        _, lower = run_loss(settings, model)
     assert value.item() - lower.item() == pytest.approx(expected, rel=0.05)
 
 
 @pytest.mark.parametrize("loss", ["sampled-softmax", "lambdarank"])
-def test_the_gates_of_the_answers_are_charged_for(loss: str) -> None:
-    """What the similarity adds is added once: for every question with its answer."""
+def test_the_loss_includes_the_imbalance_of_the_answers_gates(loss: str) -> None:
+    """The similarity's extra loss is added once: for every query with its answer."""
     settings = settings_of(loss, **(RECENCY if loss == "lambdarank" else {}))
-    (examples, plain), (_, charged), model = asked(settings, model_of()), asked(settings, model_of(0.3)), model_of(0.3)
+    (examples, plain), (_, balanced), model = (
+        run_loss(settings, model_of()),
+        run_loss(settings, model_of(0.3)),
+        model_of(0.3),
+    )
     hidden = model.encode(tensors(examples.inputs))
     if examples.positions is not None:
         hidden = hidden[torch.from_numpy(examples.positions)]
     answers = model.item_vectors(torch.from_numpy(examples.targets))
     extra = model.similarity.extra_loss(model.head(hidden), answers)
     assert extra is not None and extra.item() != 0
-    assert (charged - plain).item() == pytest.approx(extra.item(), abs=1e-9)
+    assert (balanced - plain).item() == pytest.approx(extra.item(), abs=1e-9)
 
 
 @shared_or_own
 def test_one_component_each_by_hand(shared: bool) -> None:
-    """G6 by way of the mixture: of one component it is the cosine over the temperature, which is inside."""
+    """G6 through the mixture: with one component it is the cosine divided by its own temperature."""
     vectors = torch.tensor([[0.1, 0.2]] * 9, dtype=torch.float64)
     vectors[[2, 4, 6, 8]] = torch.tensor([[0.0, 2.0], [-3.0, 4.0], [5.0, 0.0], [4.0, -3.0]], dtype=torch.float64)
     shape = model_settings(
@@ -182,11 +186,11 @@ def test_one_component_each_by_hand(shared: bool) -> None:
         similarity__gate_dropout=0.0,
     )
     model = build_model(shape, 9, generator=torch.Generator().manual_seed(0)).double()
-    made = model.similarity
-    assert isinstance(made, MixtureOfLogits)
+    similarity = model.similarity
+    assert isinstance(similarity, MixtureOfLogits)
     with torch.no_grad():
         model.items.into[1:] = vectors
-        for tower in (made.query_tower, made.item_tower):
+        for tower in (similarity.query_tower, similarity.item_tower):
             assert isinstance(tower, nn.Linear)
             tower.weight.copy_(torch.eye(2))
     settings = objective_settings(

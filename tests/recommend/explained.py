@@ -1,4 +1,4 @@
-"""Explanations made by hand, and what a browser would find on the page of one."""
+"""Explanations from given contributions, and a parser of their HTML page."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from segue.recommend.answer import Contribution, Explanation, ScoredItem
 
 
-def made(contributions: list[Contribution], **further: Any) -> Explanation:
+def explanation_of(contributions: list[Contribution], **further: Any) -> Explanation:
     facts: dict[str, Any] = {"item": ScoredItem("x", None, 1.25), "rank": 2, "contributions": contributions} | further
     return Explanation(**facts)
 
 
 class Page(HTMLParser):
-    """What a browser would find: elements, and the texts of those that hold what users wrote."""
+    """Elements of a page, and the text of those that hold users' input."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

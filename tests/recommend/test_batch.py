@@ -1,4 +1,4 @@
-"""A file of users → a Parquet data set of answers, and the history of one user."""
+"""Recommendations of a file of users as Parquet, and the history of one user."""
 
 from __future__ import annotations
 
@@ -27,18 +27,20 @@ from segue.recommend.recommender import Recommender
 DAY = 86_400_000_000
 NEW_YEAR = 1_767_225_600_000_000  # 2026-01-01 in microseconds
 ITEMS = list("abcdef")
-LOG = {"007": "abc", "7": "d", 'who "is", she': "ef", "☕": "cb"}  # users in the order of their bytes; an item a day
+LOG = {"007": "abc", "7": "d", 'who "is", she': "ef", "☕": "cb"}  # users in byte order; one item per day
 KNOWN_TIME: dict[str, Any] = {"form": "iso", "description": "ISO 8601"}
 
 
 def data_folder(folder: Path, *, time: dict[str, Any] | None = None, items: list[str] = ITEMS) -> Data:
-    """A data folder as `prepare` writes it, with LOG in it."""
+    """A data folder with LOG, as `prepare` writes it."""
     folder.mkdir()
-    events = [(items.index(item) + 1, NEW_YEAR + day * DAY) for each in LOG.values() for day, item in enumerate(each)]
+    events = [
+        (items.index(item) + 1, NEW_YEAR + day * DAY) for history in LOG.values() for day, item in enumerate(history)
+    ]
     time = KNOWN_TIME if time is None else time
     np.save(folder / "offsets.npy", np.cumsum([0, *map(len, LOG.values())]))
     np.save(folder / "items.npy", np.array([item for item, _ in events], dtype=np.int32))
-    np.save(folder / "times.npy", np.array([moment for _, moment in events]))
+    np.save(folder / "times.npy", np.array([time_of_event for _, time_of_event in events]))
     np.save(folder / "values.npy", np.array([np.nan, 2.5] * (len(events) // 2), dtype=np.float32))
     pl.DataFrame({"id": items, "count": 1}).write_parquet(folder / "items.parquet")
     pl.DataFrame({"id": list(LOG)}).write_parquet(folder / "users.parquet")
@@ -49,7 +51,7 @@ def data_folder(folder: Path, *, time: dict[str, Any] | None = None, items: list
 
 
 class Next(nn.Module):
-    """After item n come n + 1, n + 2, … round and round."""
+    """After item n come n + 1, n + 2, …, cyclically."""
 
     length = 2
     window_step = 1
@@ -78,21 +80,21 @@ def dated_data(tmp_path: Path) -> Data:
     return data_folder(tmp_path / "data")
 
 
-def answered(folder: Path) -> dict[str, list[str]]:
-    """user → items by rank."""
+def answers_in(folder: Path) -> dict[str, list[str]]:
+    """Items of each user, by rank."""
     table = pl.read_parquet(folder / "*.parquet").sort("rank")
     return {str(user): rows["item"].to_list() for (user,), rows in table.group_by("user", maintain_order=True)}
 
 
-def written(path: Path, text: str) -> Path:
+def file_with(path: Path, text: str) -> Path:
     path.write_text(text, encoding="utf-8")
     return path
 
 
 def test_every_user_is_answered_from_their_history(recommender: Recommender, data: Data, tmp_path: Path) -> None:
-    users = written(tmp_path / "users.csv", 'user\n☕\n007\nnobody\n"who ""is"", she"\n7\n')
+    users = file_with(tmp_path / "users.csv", 'user\n☕\n007\nnobody\n"who ""is"", she"\n7\n')
     report = recommend_users(recommender, data, users, tmp_path / "out", k=3)
-    assert answered(tmp_path / "out") == {
+    assert answers_in(tmp_path / "out") == {
         "☕": ["d", "e", "f"],  # after b, without b and c
         "007": ["d", "e", "f"],
         "nobody": ["f", "e", "d"],  # the most frequent
@@ -110,43 +112,43 @@ def test_every_user_is_answered_from_their_history(recommender: Recommender, dat
     assert (report.users, report.unknown_users, report.fallback, report.rows, report.files) == (5, 1, 1, 15, 1)
 
 
-def test_a_bare_list_of_numbers_needs_no_header(recommender: Recommender, data: Data, tmp_path: Path) -> None:
-    users = written(tmp_path / "users.txt", "7\n007\n8\n")
+def test_a_list_of_numbers_needs_no_header(recommender: Recommender, data: Data, tmp_path: Path) -> None:
+    users = file_with(tmp_path / "users.txt", "7\n007\n8\n")
     report = recommend_users(recommender, data, users, tmp_path / "out", k=1)
-    assert answered(tmp_path / "out") == {"7": ["e"], "007": ["d"], "8": ["f"]}
+    assert answers_in(tmp_path / "out") == {"7": ["e"], "007": ["d"], "8": ["f"]}
     assert report.unknown_users == 1
 
 
-@pytest.mark.parametrize("moment", ["2026-01-02", "2026-01-02T00:00:00Z", "1767312000", "2026-01-02T01:00+01:00"])
-def test_only_events_before_the_moment_are_used(
-    recommender: Recommender, data: Data, tmp_path: Path, moment: str
+@pytest.mark.parametrize("time", ["2026-01-02", "2026-01-02T00:00:00Z", "1767312000", "2026-01-02T01:00+01:00"])
+def test_only_events_before_the_request_time_are_used(
+    recommender: Recommender, data: Data, tmp_path: Path, time: str
 ) -> None:
-    rows = "".join(f"{user},{moment}\n" for user in ("007", "7", "☕", "nobody"))
-    users = written(tmp_path / "users.csv", "Customer No.,at\n" + rows)
+    rows = "".join(f"{user},{time}\n" for user in ("007", "7", "☕", "nobody"))
+    users = file_with(tmp_path / "users.csv", "Customer No.,at\n" + rows)
     report = recommend_users(recommender, data, users, tmp_path / "out", k=2)
-    assert answered(tmp_path / "out") == {"007": ["b", "c"], "7": ["e", "f"], "☕": ["d", "e"], "nobody": ["f", "e"]}
+    assert answers_in(tmp_path / "out") == {"007": ["b", "c"], "7": ["e", "f"], "☕": ["d", "e"], "nobody": ["f", "e"]}
     assert (report.unknown_users, report.fallback) == (1, 1)
     times = pl.read_parquet(tmp_path / "out" / "part-00000.parquet")["time"]
     assert times.unique().to_list() == [datetime(2026, 1, 2, tzinfo=UTC)]
 
 
-def test_one_user_at_many_moments(recommender: Recommender, data: Data, tmp_path: Path) -> None:
+def test_one_user_at_many_request_times(recommender: Recommender, data: Data, tmp_path: Path) -> None:
     users = tmp_path / "users.parquet"
     days = [datetime(2026, 1, day, tzinfo=UTC) for day in (1, 2, 3, 4)]
     pl.DataFrame({"user_id": ["007"] * 4, "time": days}).write_parquet(users)
     report = recommend_users(recommender, data, users, tmp_path / "out", k=1)
     table = pl.read_parquet(tmp_path / "out" / "*.parquet").sort("time")
-    assert table["item"].to_list() == ["f", "b", "c", "d"]  # on the first day nothing had happened yet
+    assert table["item"].to_list() == ["f", "b", "c", "d"]  # no event before the first day
     assert table["fallback"].to_list() == ["popularity", None, None, None]
     assert (report.users, report.unknown_users, report.fallback) == (4, 0, 1)
 
 
 def test_options_reach_the_answers(recommender: Recommender, data: Data, tmp_path: Path) -> None:
-    users = written(tmp_path / "users.csv", "user\n7\nnobody\n")
+    users = file_with(tmp_path / "users.csv", "user\n7\nnobody\n")
     recommend_users(
         recommender, data, users, tmp_path / "out", k=9, keep_seen=True, exclude=["e"], only=["d", "e", "f", "zzz"]
     )
-    assert answered(tmp_path / "out") == {"7": ["f", "d"], "nobody": ["f", "d"]}
+    assert answers_in(tmp_path / "out") == {"7": ["f", "d"], "nobody": ["f", "d"]}
 
 
 def test_answers_do_not_depend_on_the_chunks(
@@ -159,27 +161,27 @@ def test_answers_do_not_depend_on_the_chunks(
     monkeypatch.setattr(users_file, "CHUNK_ROWS", 5)
     monkeypatch.setattr(runner, "MOST_EVENTS", 4)
     monkeypatch.setattr(batch_module, "PART_ROWS", 11)
-    told: list[int] = []
-    parts = recommend_users(recommender, data, users, tmp_path / "parts", k=2, progress=told.append)
+    counts: list[int] = []
+    parts = recommend_users(recommender, data, users, tmp_path / "parts", k=2, progress=counts.append)
     assert parts.files > whole.files == 1
     assert (parts.users, parts.rows, parts.fallback) == (whole.users, whole.rows, whole.fallback) == (63, 126, 7)
     one, other = (pl.read_parquet(tmp_path / name / "*.parquet") for name in ("whole", "parts"))
     assert one.equals(other)
     assert one["user"].to_list() == [name for name in names for _ in range(2)]
-    assert told == sorted(told)
-    assert told[-1] == 63
+    assert counts == sorted(counts)
+    assert counts[-1] == 63
 
 
 def test_a_run_trained_on_other_items(recommender: Recommender, tmp_path: Path) -> None:
-    """Numbers differ between the data and the run: ids join them, and what the run does not know is skipped."""
+    """Item numbers differ between the data and the run: items are joined by id, and unknown ones are skipped."""
     data = data_folder(tmp_path / "data", items=["new", "f", "e", "d", "c", "b", "a"])
-    users = written(tmp_path / "users.csv", "user\n007\n7\n")
+    users = file_with(tmp_path / "users.csv", "user\n007\n7\n")
     recommend_users(recommender, data, users, tmp_path / "out", k=2)
-    assert answered(tmp_path / "out") == {"007": ["d", "e"], "7": ["e", "f"]}
+    assert answers_in(tmp_path / "out") == {"007": ["d", "e"], "7": ["e", "f"]}
 
 
 def test_empty_answers_still_have_columns(recommender: Recommender, data: Data, tmp_path: Path) -> None:
-    users = written(tmp_path / "users.csv", "user\n7\n")
+    users = file_with(tmp_path / "users.csv", "user\n7\n")
     report = recommend_users(recommender, data, users, tmp_path / "out", only=["zzz"])
     assert (report.users, report.rows, report.files) == (1, 0, 1)
     assert pl.read_parquet(tmp_path / "out" / "*.parquet").schema["rank"] == pl.Int32
@@ -198,34 +200,34 @@ def test_empty_answers_still_have_columns(recommender: Recommender, data: Data, 
         ("user,time\n7,3\n8,4\n", "but the times of .* are dates"),
     ],
 )
-def test_bad_files_are_refused_and_nothing_is_left(
+def test_bad_files_are_refused_and_no_file_remains(
     recommender: Recommender, data: Data, tmp_path: Path, text: str, sentence: str
 ) -> None:
-    users = written(tmp_path / "users.csv", text)
+    users = file_with(tmp_path / "users.csv", text)
     with pytest.raises(InputError, match=sentence):
         recommend_users(recommender, data, users, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "users.csv"]
 
 
-def test_moments_need_times(recommender: Recommender, tmp_path: Path) -> None:
+def test_request_times_need_a_log_with_times(recommender: Recommender, tmp_path: Path) -> None:
     data = data_folder(tmp_path / "data", time={"form": "row order", "description": "the row order"})
-    users = written(tmp_path / "users.csv", "user,time\n7,2026-01-01\n")
+    users = file_with(tmp_path / "users.csv", "user,time\n7,2026-01-01\n")
     with pytest.raises(InputError, match="has none; leave the column out"):
         recommend_users(recommender, data, users, tmp_path / "out")
 
 
-def test_moments_as_the_log_wrote_its_times(recommender: Recommender, tmp_path: Path) -> None:
+def test_request_times_in_the_format_of_the_log(recommender: Recommender, tmp_path: Path) -> None:
     time = {"form": "format", "format": "%d.%m.%Y %H:%M", "zone": "Europe/Berlin", "description": "…"}
     data = data_folder(tmp_path / "data", time=time)
-    users = written(tmp_path / "users.csv", "user,time\n007,02.01.2026 01:30\n7,01.01.2026 01:00\n")
+    users = file_with(tmp_path / "users.csv", "user,time\n007,02.01.2026 01:30\n7,01.01.2026 01:00\n")
     report = recommend_users(recommender, data, users, tmp_path / "out", k=1)
     # 01:30 in Berlin is 00:30 UTC, after the second event; 01:00 is midnight UTC, not after the first
-    assert answered(tmp_path / "out") == {"007": ["c"], "7": ["f"]}
+    assert answers_in(tmp_path / "out") == {"007": ["c"], "7": ["f"]}
     assert report.fallback == 1
 
 
 def test_a_folder_in_the_way(recommender: Recommender, data: Data, tmp_path: Path) -> None:
-    users = written(tmp_path / "users.csv", "user\n7\n")
+    users = file_with(tmp_path / "users.csv", "user\n7\n")
     with pytest.raises(FolderError, match="exists already"):
         recommend_users(recommender, data, users, data.folder)
     with pytest.raises(InputError, match="does not exist"):

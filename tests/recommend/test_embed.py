@@ -1,4 +1,4 @@
-"""Histories → vectors whose inner product with an item's vector is that item's score."""
+"""Query vectors of histories: the inner product with an item's vector is that item's score."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ HISTORIES = [["i3"], ["i1", "i2", "i3", "i1", "i5"], ["i8", "nobody", "i4"], ["i
 
 
 def recommender(**model: Any) -> Recommender:
-    """A model as it starts, before any training; the last item is unknown to it."""
+    """An untrained model; the last item is cold."""
     settings = model_settings(**{"width": 8, "depth": 1, "length": 6, "dropout": 0.0, **model})
-    built = build_model(settings, len(ITEMS), generator=torch.Generator().manual_seed(3)).eval()
-    if built.items.bias is not None:
-        torch.nn.init.normal_(built.items.bias, generator=torch.Generator().manual_seed(4))
+    network = build_model(settings, len(ITEMS), generator=torch.Generator().manual_seed(3)).eval()
+    if network.items.bias is not None:
+        torch.nn.init.normal_(network.items.bias, generator=torch.Generator().manual_seed(4))
     counts = [1] * (len(ITEMS) - 1) + [0]
-    index = build_index(built, np.array([0, *counts]) > 0, index_settings(kind="exact"))
-    return Recommender(built, index, Vocabulary(pl.DataFrame({"id": ITEMS, "count": counts})))
+    index = build_index(network, np.array([0, *counts]) > 0, index_settings(kind="exact"))
+    return Recommender(network, index, Vocabulary(pl.DataFrame({"id": ITEMS, "count": counts})))
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,9 @@ def test_the_inner_product_is_the_score(model: dict[str, Any]) -> None:
     answers = run.recommend_many(HISTORIES, k=len(ITEMS), keep_seen=True)
     for vector, answer in zip(vectors, answers, strict=True):
         assert len(answer.items) == len(ITEMS) - 1
-        own = {ITEMS[number - 1]: float(vector @ items[number]) for number in range(1, len(ITEMS))}
+        expected = {ITEMS[number - 1]: float(vector @ items[number]) for number in range(1, len(ITEMS))}
         for item in answer.items:
-            assert item.score == pytest.approx(own[item.id], abs=1e-5)
+            assert item.score == pytest.approx(expected[item.id], abs=1e-5)
 
 
 def test_a_history_has_the_same_vector_alone_and_among_others() -> None:
@@ -65,7 +65,7 @@ def test_a_history_has_the_same_vector_alone_and_among_others() -> None:
 
 
 def test_a_history_of_unknown_items_has_no_vector() -> None:
-    vectors = recommender(kind="sasrec").embed([["nobody"], ["i1"], [], ["i8"]])  # i8 was never trained on
+    vectors = recommender(kind="sasrec").embed([["nobody"], ["i1"], [], ["i8"]])  # i8 is cold
     assert np.isnan(vectors).all(axis=1).tolist() == [True, False, True, True]
     assert np.isfinite(vectors[1]).all()
     assert recommender(kind="sasrec").embed([]).shape == (0, 8)

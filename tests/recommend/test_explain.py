@@ -1,4 +1,4 @@
-"""Why an item is answered: a model whose scores are sums known by hand, and real ones with things taken away."""
+"""Explanations: by hand with additive scores, and of real models by leave-one-out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 import torch
 from command_line import CommandLine
-from explained import Page, made
+from explained import Page, explanation_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from settings_tables import model_settings
@@ -39,7 +39,7 @@ LETTERS = list("abcdef")
 
 
 class Votes(nn.Module):
-    """Every event votes for every item, (item's number * event's item) % 7 of it, and the score is the sum."""
+    """The score of an item is the sum over events of (item's number * event's item) % 7."""
 
     length = 3
     window_step = 1
@@ -50,14 +50,14 @@ class Votes(nn.Module):
         numbers = torch.arange(n_items + 1)
         self.table = (numbers[:, None] * numbers[None, :] % 7).float()  # [item, event's item]
         self.tokens: list[int] = []  # of each call
-        self.asked: list[list[int] | None] = []
+        self.query_times: list[list[int] | None] = []
 
     def answerable(self, counts: np.ndarray) -> np.ndarray:
         return counts > 0
 
     def query(self, batch: PackedBatch) -> Tensor:
         self.tokens.append(len(batch.items))
-        self.asked.append(None if batch.query_times is None else batch.query_times.tolist())
+        self.query_times.append(None if batch.query_times is None else batch.query_times.tolist())
         votes = nn.functional.one_hot(batch.items, len(self.table)).float()
         owners = torch.repeat_interleave(torch.arange(batch.size), batch.lengths)
         return torch.zeros(batch.size, len(self.table)).index_add_(0, owners, votes)
@@ -66,35 +66,35 @@ class Votes(nn.Module):
         return self.table
 
     def attention(self, batch: PackedBatch) -> None:
-        """It has none."""
+        """None: there is no attention."""
 
 
 @pytest.fixture(name="learned_run", scope="module")
-def cycle_learned(cycle_data: Path, quick_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that has learned the cycle."""
+def learned_cycle(cycle_data: Path, quick_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run trained until it predicts the cycle."""
     out = tmp_path_factory.mktemp("learned") / "run"
     train(cycle_data, out=out, recipe=quick_recipe, overrides=["train.epochs=12", "train.patience=12"])
     return out
 
 
 def recommender_of(model: nn.Module, ids: list[str], *, counts: list[int] | None = None, **further: Any) -> Recommender:
-    """Items with a title each, of which those with a count of zero were never trained on."""
+    """A recommender of items with titles; those with a count of zero are cold."""
     counts = counts or [1] * len(ids)
     table = pl.DataFrame({"id": ids, "count": counts, "title": [f"Title {name}" for name in ids]})
-    known = cast(SequenceModel, model)
-    index = ExactIndex.build(known.item_vectors(), candidates=np.array([0, *counts]) > 0)
-    return Recommender(known, index, Vocabulary(table), **further)
+    sequence_model = cast(SequenceModel, model)
+    index = ExactIndex.build(sequence_model.item_vectors(), candidates=np.array([0, *counts]) > 0)
+    return Recommender(sequence_model, index, Vocabulary(table), **further)
 
 
 def voting(**further: Any) -> Recommender:
     return recommender_of(Votes(len(LETTERS)), LETTERS, **further)
 
 
-def real(ids: list[str], *, counts: list[int] | None = None, **numbers: Any) -> Recommender:
-    chosen = model_settings(**({"width": 8, "depth": 2, "heads": 2, "length": 5} | numbers))
-    model = build_model(chosen, len(ids), generator=torch.Generator().manual_seed(3))
+def network_recommender(ids: list[str], *, counts: list[int] | None = None, **numbers: Any) -> Recommender:
+    options = model_settings(**({"width": 8, "depth": 2, "heads": 2, "length": 5} | numbers))
+    model = build_model(options, len(ids), generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
-        for parameter in model.parameters():  # nothing is zero or one by chance of its first value
+        for parameter in model.parameters():  # no parameter is zero or one by its initialisation
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5)))
     return recommender_of(model, ids, counts=counts)
 
@@ -118,8 +118,8 @@ def test_contributions_by_hand() -> None:
     assert (explanation.attention, explanation.unknown, explanation.fallback) == ([], [], None)
 
 
-def test_an_older_entry_takes_the_place_of_one_left_out() -> None:
-    """The model looks at three: without a it sees e, b, c, and e gives d 20 % 7 = 6. What is older changes nothing."""
+def test_an_older_entry_enters_the_window_of_a_variant() -> None:
+    """The window is three: without a it is e, b, c, and e gives d 20 % 7 = 6. Older entries change nothing."""
     assert values(voting().explain(["e", "a", "b", "c"], "d")) == [None, 4 - 6, 1 - 6, 5 - 6]
     assert values(voting().explain(["f", "e", "a", "b", "c"], "d")) == [None, None, 4 - 6, 1 - 6, 5 - 6]
 
@@ -128,8 +128,8 @@ def test_each_of_several_equal_entries_counts_for_itself() -> None:
     assert values(voting().explain(["c", "b", "c"], "d")) == [5.0, 1.0, 5.0]
 
 
-def test_unknown_entries_have_none_and_take_no_room() -> None:
-    recommender = voting(counts=[1, 1, 1, 1, 0, 1])  # e was never trained on
+def test_unknown_entries_have_no_contribution_and_take_no_room() -> None:
+    recommender = voting(counts=[1, 1, 1, 1, 0, 1])  # e is cold
     explanation = recommender.explain(["zzz", "a", "e", "b", "c", "zzz"], "d")
     assert values(explanation) == [None, 4.0, None, 1.0, 5.0, None]
     assert [entry.known for entry in explanation.contributions] == [False, True, False, True, True, False]
@@ -143,26 +143,26 @@ def test_without_the_only_known_entry_there_is_no_score() -> None:
     assert values(explanation) == [None, None]
 
 
-def test_a_history_with_times_is_told_in_their_order() -> None:
+def test_contributions_are_in_order_of_time() -> None:
     late, early = {"item": "a", "time": 20}, {"item": "b", "time": 10}
     entries = voting().explain(iter([late, early]), "d").contributions
     assert [(entry.item, entry.contribution) for entry in entries] == [("b", 1.0), ("a", 4.0)]
 
 
-def test_the_variants_are_asked_at_the_same_moment_and_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variants_have_the_same_request_time_and_bounded_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     recommender = voting()
     whole = recommender.explain(list("fedabc"), "d")
     model = cast(Votes, recommender.model)
     assert model.tokens.count(9) == 1  # three variants of three events, at once
     model.tokens.clear()
-    model.asked.clear()
+    model.query_times.clear()
     monkeypatch.setattr(explain_module, "TOKENS", 6)
     assert recommender.explain(list("fedabc"), "d", now=1_700_000_000) == whole
     assert max(model.tokens) == 6
-    assert {moment for asked in model.asked for moment in asked or [-1]} == {1_700_000_000}
+    assert {time for query_times in model.query_times for time in query_times or [-1]} == {1_700_000_000}
 
 
-def test_a_variant_longer_than_the_budget_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variant_longer_than_the_budget_is_a_batch_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explain_module, "TOKENS", 1)
     assert values(voting().explain(["a", "b", "c"], "d")) == [4.0, 1.0, 5.0]
 
@@ -172,9 +172,9 @@ REAL_IDS = [f"i{number}" for number in range(9)]
 
 @cache
 def half_known(builder: str, positions: str, length: int = 5) -> Recommender:
-    """Real models that never saw i2."""
+    """Real models for which i2 is cold."""
     counts = [1, 1, 0, 1, 1, 1, 1, 1, 1]
-    return real(REAL_IDS, counts=counts, kind=builder, positions=positions, length=length)
+    return network_recommender(REAL_IDS, counts=counts, kind=builder, positions=positions, length=length)
 
 
 @pytest.mark.parametrize(
@@ -187,13 +187,13 @@ def half_known(builder: str, positions: str, length: int = 5) -> Recommender:
     item=st.sampled_from([name for name in REAL_IDS if name != "i2"]),
     keep_seen=st.booleans(),
 )
-def test_what_is_told_is_what_recommend_answers(
+def test_contributions_agree_with_recommend(
     builder: str, positions: str, length: int, history: list[str], item: str, keep_seen: bool
 ) -> None:
-    """A contribution is the score now less the score that `recommend` gives when the entry is deleted."""
+    """A contribution is the score minus the score from `recommend` without the entry."""
     recommender = half_known(builder, positions, length)
     model = recommender.model
-    known = [place for place, name in enumerate(history) if name not in ("i2", "ghost")]
+    known = [position for position, name in enumerate(history) if name not in ("i2", "ghost")]
     (begin,) = window_begins(np.array([len(known)]), model.length, model.window_step)
 
     def score(entries: list[str]) -> float:
@@ -204,20 +204,20 @@ def test_what_is_told_is_what_recommend_answers(
     answers = recommender.recommend(history, k=99, keep_seen=keep_seen)
     assert explanation.rank == (answers.ids.index(item) + 1 if item in answers.ids else None)
     assert (explanation.unknown, explanation.fallback) == (answers.unknown, answers.fallback)
-    told = values(explanation)
+    contributions = values(explanation)
     assert [entry.item for entry in explanation.contributions] == history
-    for place in range(len(history)):
-        if place in known[begin:] and len(known) > 1:
-            expected = score(history) - score(history[:place] + history[place + 1 :])
-            assert told[place] == pytest.approx(expected, abs=1e-5)
+    for position in range(len(history)):
+        if position in known[begin:] and len(known) > 1:
+            expected = score(history) - score(history[:position] + history[position + 1 :])
+            assert contributions[position] == pytest.approx(expected, abs=1e-5)
         else:
-            assert told[place] is None
+            assert contributions[position] is None
 
 
 # --- the item and its rank ----------------------------------------------------------------------------------------
 
 
-def test_the_best_answer_is_explained_where_no_item_is_named() -> None:
+def test_without_an_item_the_best_answer_is_explained() -> None:
     recommender = voting()
     for rules in ({}, {"keep_seen": True}, {"exclude": ["d"]}, {"only": ["e", "f"]}):
         best = recommender.recommend(["a", "b", "c"], k=1, **rules).items[0]
@@ -225,12 +225,12 @@ def test_the_best_answer_is_explained_where_no_item_is_named() -> None:
         assert (explanation.item, explanation.rank) == (best, 1)
 
 
-def test_the_rank_is_among_what_the_rules_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rank_is_among_the_allowed_items(monkeypatch: pytest.MonkeyPatch) -> None:
     """After c come, by 3 * number % 7: b 6, e 1 (15), d 5 (12), a 3, f 4 (18), c 2 (9)."""
     order = ["b", "d", "f", "a", "c", "e"]
     recommender = voting()
-    for first_look in (1, 2, 100):
-        monkeypatch.setattr(explain_module, "FIRST_SEARCH", first_look)
+    for first_search in (1, 2, 100):
+        monkeypatch.setattr(explain_module, "FIRST_SEARCH", first_search)
         ranks = [recommender.explain(["c"], name, keep_seen=True).rank for name in order]
         assert ranks == [1, 2, 3, 4, 5, 6]
         assert recommender.explain(["c"], "e").rank == 5  # c was seen
@@ -238,7 +238,7 @@ def test_the_rank_is_among_what_the_rules_allow(monkeypatch: pytest.MonkeyPatch)
         assert recommender.explain(["c"], "f", exclude=["b"], only=["f", "a", "b"]).rank == 1
         assert recommender.explain(["c"], "f", exclude=["f"]).rank is None
         assert recommender.explain(["c"], "f", only=["a"]).rank is None
-    assert recommender.explain(["c"], "c").item.score == 2.0  # also of an item that is no answer
+    assert recommender.explain(["c"], "c").item.score == 2.0  # also of an item that is not allowed
     assert voting(seen="kept").explain(["c"], "c").rank == 5
 
 
@@ -252,8 +252,8 @@ def test_a_history_without_a_known_item_is_answered_by_popularity() -> None:
         assert recommender.explain(history, "f").rank == 4
         assert recommender.explain(history, "f", exclude=["b"], only=["a", "b", "f"]).rank == 2
         assert recommender.explain(history, "f", exclude=["f"]).rank is None
-    assert real(REAL_IDS).explain(["ghost"]).attention == []
-    recommender.answerable[4] = True  # as an item is that is known by its content
+    assert network_recommender(REAL_IDS).explain(["ghost"]).attention == []
+    recommender.answerable[4] = True  # as for an item known by its content
     assert recommender.explain([], "d").item.score == 0.0, "its events in training"
 
 
@@ -277,21 +277,21 @@ def test_refusals(history: Any, item: Any, sentence: str) -> None:
 
 
 def stacked(recommender: Recommender, history: list[str]) -> np.ndarray:
-    """Layers of one shape as one array [layers, heads, n, n]."""
+    """Attention of all layers as one array [layers, heads, n, n]."""
     return np.stack([*recommender.attention(history).values()])
 
 
-def told_of(explanation: Explanation) -> np.ndarray:
+def attention_in(explanation: Explanation) -> np.ndarray:
     return np.array([layer.weights for layer in explanation.attention])
 
 
 def test_attention_of_one_layer_from_its_definition() -> None:
     """softmax over j <= i of q_i · k_j / sqrt(head width), q from the normalised token, k from the token itself."""
-    recommender = real(REAL_IDS, kind="sasrec", depth=1, heads=2, positions="oldest")
+    recommender = network_recommender(REAL_IDS, kind="sasrec", depth=1, heads=2, positions="oldest")
     history = ["i4", "i1", "i4", "i8"]
     model, numbers = recommender.model, recommender.vocabulary.numbers(history, unknown="error")
-    block, places = cast(SASRecBlock, model.blocks[0]), cast(LearnedPositions, model.positions)
-    x = (model.items.into[numbers] * model.scale + places.table[:4]).detach().numpy().astype(np.float64)
+    block, positions = cast(SASRecBlock, model.blocks[0]), cast(LearnedPositions, model.positions)
+    x = (model.items.into[numbers] * model.scale + positions.table[:4]).detach().numpy().astype(np.float64)
 
     def linear(layer: nn.Linear, inputs: np.ndarray) -> np.ndarray:
         return np.asarray(inputs @ layer.weight.detach().numpy().T + layer.bias.detach().numpy())
@@ -305,68 +305,70 @@ def test_attention_of_one_layer_from_its_definition() -> None:
         part = slice(4 * head, 4 * head + 4)
         powers = np.exp([q[row, part] @ k[column, part] / 2 for column in range(row + 1)])  # 2 = sqrt(4)
         expected[head, row, : row + 1] = powers / powers.sum()
-    found = recommender.attention(history)
-    assert list(found) == ["layer 1"]
-    assert np.abs(found["layer 1"] - expected).max() < 1e-5
-    assert len({round(float(weight), 4) for weight in expected[:, 3].ravel()}) == 8, "weights too alike to tell"
-    (told,) = recommender.explain(history).attention
-    assert (told.name, told.rows, told.columns) == ("layer 1", [0, 1, 2, 3], [0, 1, 2, 3])
-    assert np.abs(np.array(told.weights) - expected).max() < 1e-5
+    attention = recommender.attention(history)
+    assert list(attention) == ["layer 1"]
+    assert np.abs(attention["layer 1"] - expected).max() < 1e-5
+    assert len({round(float(weight), 4) for weight in expected[:, 3].ravel()}) == 8, (
+        "weights too similar to distinguish"
+    )
+    (layer,) = recommender.explain(history).attention
+    assert (layer.name, layer.rows, layer.columns) == ("layer 1", [0, 1, 2, 3], [0, 1, 2, 3])
+    assert np.abs(np.array(layer.weights) - expected).max() < 1e-5
 
 
 @pytest.mark.parametrize("builder", ["sasrec", "esasrec"])
-def test_attention_rows_are_shares_and_nobody_looks_ahead(builder: str) -> None:
-    recommender = real(REAL_IDS, kind=builder, positions="oldest")
-    whole, start = stacked(recommender, ["i1", "i7", "i1", "i3", "i0"]), stacked(recommender, ["i1", "i7", "i1"])
+def test_attention_rows_sum_to_one_and_are_causal(builder: str) -> None:
+    recommender = network_recommender(REAL_IDS, kind=builder, positions="oldest")
+    whole, prefix = stacked(recommender, ["i1", "i7", "i1", "i3", "i0"]), stacked(recommender, ["i1", "i7", "i1"])
     assert whole.shape == (2, 2, 5, 5)
     assert np.abs(whole.sum(-1) - 1).max() < 1e-5
     assert (whole[..., *np.triu_indices(5, 1)] == 0).all()
-    assert np.abs(whole[..., :3, :3] - start).max() < 1e-5
+    assert np.abs(whole[..., :3, :3] - prefix).max() < 1e-5
 
 
-def test_attention_entries_are_those_the_model_looked_at() -> None:
+def test_attention_entries_are_those_in_the_window() -> None:
     recommender = half_known("esasrec", "newest")
     history = ["i0", "i1", "ghost", "i3", "i4", "i2", "i5", "i6", "ghost"]
     explanation = recommender.explain(history)
     assert [layer.name for layer in explanation.attention] == ["layer 1", "layer 2"]
     assert all(layer.rows == layer.columns == [1, 3, 4, 6, 7] for layer in explanation.attention)
-    assert np.abs(told_of(explanation) - stacked(recommender, ["i1", "i3", "i4", "i5", "i6"])).max() < 1e-5
+    assert np.abs(attention_in(explanation) - stacked(recommender, ["i1", "i3", "i4", "i5", "i6"])).max() < 1e-5
     assert recommender.explain(history, attention=False).attention == []
     assert recommender.attention(["ghost"]) == {}
     assert voting().attention(["a"]) == {}
 
 
-def test_the_question_of_a_model_that_looks_both_ways_is_one_token_more() -> None:
-    """Length five: four entries, and the question's own token after them."""
+def test_a_bidirectional_model_has_a_query_token() -> None:
+    """Length five: four entries, then the query token."""
     recommender = half_known("bert4rec", "newest")
     history = ["i0", "i1", "ghost", "i3", "i4", "i2", "i5", "i6", "ghost"]
     explanation, whole = recommender.explain(history), stacked(recommender, ["i3", "i4", "i5", "i6"])
     assert all(layer.rows == layer.columns == [3, 4, 6, 7, None] for layer in explanation.attention)
     assert whole.shape == (2, 2, 5, 5)
-    assert np.abs(told_of(explanation) - whole).max() < 1e-5
+    assert np.abs(attention_in(explanation) - whole).max() < 1e-5
     assert np.abs(whole.sum(-1) - 1).max() < 1e-5
-    assert (whole[..., *np.triu_indices(5, 1)] > 0).all(), "everyone looks ahead"
+    assert (whole[..., *np.triu_indices(5, 1)] > 0).all(), "attention is not causal"
 
 
-def test_of_a_long_history_the_question_is_beside_the_newest_entries() -> None:
-    recommender = real(REAL_IDS, kind="bert4rec", length=91)
+def test_with_a_long_history_the_query_token_follows_the_newest_entries() -> None:
+    recommender = network_recommender(REAL_IDS, kind="bert4rec", length=91)
     history = [REAL_IDS[number] for number in np.random.default_rng(1).integers(0, 9, 100)]
     explanation, whole = recommender.explain(history, "i3"), stacked(recommender, history)
     assert all(layer.rows == layer.columns == [*range(36, 100), None] for layer in explanation.attention)
     assert whole.shape == (2, 2, 91, 91)
-    assert np.abs(told_of(explanation) - whole[..., 26:, 26:]).max() < 1e-6
+    assert np.abs(attention_in(explanation) - whole[..., 26:, 26:]).max() < 1e-6
     assert any("among the newest 64 entries" in line for line in lines(explanation))
 
 
-def test_an_answer_carries_the_newest_entries_and_python_has_them_all() -> None:
-    recommender = real(REAL_IDS, length=90)
+def test_an_answer_has_attention_of_the_newest_entries_and_python_of_all() -> None:
+    recommender = network_recommender(REAL_IDS, length=90)
     history = [REAL_IDS[number] for number in np.random.default_rng(1).integers(0, 9, 100)]
     explanation, whole = recommender.explain(history, "i3"), stacked(recommender, history)
     assert all(layer.rows == layer.columns == list(range(36, 100)) for layer in explanation.attention)
     assert whole.shape == (2, 2, 90, 90)
-    assert np.abs(told_of(explanation) - whole[..., 26:, 26:]).max() < 1e-6
+    assert np.abs(attention_in(explanation) - whole[..., 26:, 26:]).max() < 1e-6
     assert np.abs(whole.sum(-1) - 1).max() < 1e-5
-    assert told_of(explanation)[..., -1, :].sum(-1).max() < 1
+    assert attention_in(explanation)[..., -1, :].sum(-1).max() < 1
 
 
 # --- a trained model ----------------------------------------------------------------------------------------------
@@ -374,12 +376,12 @@ def test_an_answer_carries_the_newest_entries_and_python_has_them_all() -> None:
 
 def test_in_a_cycle_the_newest_entry_decides(learned_run: Path) -> None:
     recommender = Recommender.open(learned_run)
-    for start in range(12):
-        history = [f"i{(start + step) % 12:02}" for step in range(5)]
+    for first in range(12):
+        history = [f"i{(first + step) % 12:02}" for step in range(5)]
         explanation = recommender.explain(history)
-        assert explanation.item.id == f"i{(start + 5) % 12:02}"
-        told = [value for value in values(explanation) if value is not None]
-        assert len(told) == 5 and max(told) == told[-1] > 0
+        assert explanation.item.id == f"i{(first + 5) % 12:02}"
+        contributions = [value for value in values(explanation) if value is not None]
+        assert len(contributions) == 5 and max(contributions) == contributions[-1] > 0
 
 
 # --- as text, as JSON, as a page ----------------------------------------------------------------------------------
@@ -394,9 +396,9 @@ HOSTILE = [
 ]
 
 
-def square(places: list[int | None], weights: list[list[float]]) -> Attention:
-    """One head of one layer."""
-    return Attention("layer 1", places, places, [weights])
+def square(positions: list[int | None], weights: list[list[float]]) -> Attention:
+    """Attention of one head in one layer."""
+    return Attention("layer 1", positions, positions, [weights])
 
 
 def test_the_text() -> None:
@@ -406,8 +408,8 @@ def test_the_text() -> None:
         Contribution("ghost", None, False, None),
         Contribution("down", None, True, -1.0),
     ]
-    told = made(entries, unknown=["ghost"], attention=[square([1, 3], [[1.0, 0.0], [0.25, 0.75]])])
-    assert list(lines(told)) == [
+    explanation = explanation_of(entries, unknown=["ghost"], attention=[square([1, 3], [[1.0, 0.0], [0.25, 0.75]])])
+    assert list(lines(explanation)) == [
         "Why x: rank 2, with a score of 1.2500.",
         "Unknown items, left out: ghost",
         "",
@@ -422,15 +424,15 @@ def test_the_text() -> None:
     ]
 
 
-def test_the_text_and_the_page_where_a_question_has_its_own_token() -> None:
+def test_the_text_and_the_page_with_a_query_token() -> None:
     entries = [Contribution("up", None, True, 2.0), Contribution("down", None, True, -1.0)]
     weights = [[0.5, 0.25, 0.25], [0.25, 0.75, 0.0], [0.1, 0.3, 0.6]]
-    told = made(entries, attention=[square([0, 1, None], weights)])
-    assert list(lines(told))[-2:] == [
+    explanation = explanation_of(entries, attention=[square([0, 1, None], weights)])
+    assert list(lines(explanation))[-2:] == [
         "Attention of the query, head by head:",
         "  layer 1, head 1: 0.6 at itself, 0.3 at 2 down, 0.1 at 1 up",
     ]
-    text = html(told)
+    text = html(explanation)
     assert "? is the query" in text
     titles = Page(text).titles[1:]
     assert titles == [
@@ -440,13 +442,13 @@ def test_the_text_and_the_page_where_a_question_has_its_own_token() -> None:
     ]
 
 
-def test_the_text_of_what_cannot_be_said() -> None:
-    alone = made([Contribution("a", None, True, None)], rank=None, item=ScoredItem("x", "An X", 0.5))
+def test_the_text_without_scores_ranks_or_known_entries() -> None:
+    alone = explanation_of([Contribution("a", None, True, None)], rank=None, item=ScoredItem("x", "An X", 0.5))
     assert next(lines(alone)) == "Why An X (x): not allowed by these rules, with a score of 0.5000."
     assert "  1  a             the only known entry: there is no score without it" in lines(alone)
-    flat = made([Contribution(name, None, True, 0.0) for name in "ab"])
+    flat = explanation_of([Contribution(name, None, True, 0.0) for name in "ab"])
     assert sum("│" in text and "█" not in text for text in lines(flat)) == 2
-    popular = made([Contribution("a", None, False, None)], fallback="popularity", unknown=["a"])
+    popular = explanation_of([Contribution("a", None, False, None)], fallback="popularity", unknown=["a"])
     assert ["by popularity" in text for text in lines(popular)] == [False, True, False]
 
 
@@ -454,16 +456,16 @@ def test_the_page_shows_hostile_ids_as_text() -> None:
     entries = [Contribution(name, name, True, 0.5) for name in HOSTILE]
     count = len(HOSTILE)
     weights: list[list[float]] = np.tri(count).tolist()
-    places: list[int | None] = [*range(count)]
-    layers = [Attention(name, places, places, [weights] * 2) for name in HOSTILE[:3]]
-    told = made(entries, unknown=HOSTILE, attention=layers)
-    text = html(msgspec.structs.replace(told, item=ScoredItem(HOSTILE[0], HOSTILE[1], 1.0)))
+    positions: list[int | None] = [*range(count)]
+    layers = [Attention(name, positions, positions, [weights] * 2) for name in HOSTILE[:3]]
+    explanation = explanation_of(entries, unknown=HOSTILE, attention=layers)
+    text = html(msgspec.structs.replace(explanation, item=ScoredItem(HOSTILE[0], HOSTILE[1], 1.0)))
     page = Page(text)
     assert not {"script", "img", "a", "link", "iframe"} & set(page.tags)
     assert page.tags.count("style") == 1
     both = [name for name in HOSTILE for _ in range(2)]
     captions = [name for name in HOSTILE[:3] for _ in range(2)]
-    assert page.written[1:] == HOSTILE + both + captions  # the heading, the unknown, each entry and its title, layers
+    assert page.written[1:] == HOSTILE + both + captions  # the heading, unknown items, each entry and its title, layers
     assert HOSTILE[0] in page.written[0] and HOSTILE[1] in page.written[0]
     assert page.tags.count("svg") == 6
     assert page.tags.count("rect") == 6 * (1 + count * (count + 1) // 2)
@@ -471,56 +473,58 @@ def test_the_page_shows_hostile_ids_as_text() -> None:
     assert "default-src 'none'" in text and "http://" not in text and "https://" not in text
 
 
-def test_the_page_has_a_bar_an_entry_and_a_dark_side() -> None:
+def test_the_page_has_a_bar_per_entry_and_a_dark_mode() -> None:
     entries = [
         Contribution("a", None, True, 2.0),
         Contribution("b", None, True, -1.0),
         Contribution("c", None, True, None),
     ]
-    text = html(made(entries))
+    text = html(explanation_of(entries))
     assert '<span class="up" style="width:50.00%">' in text and '<span class="down" style="width:25.00%">' in text
     assert "older than the model's length" in text
     assert "prefers-color-scheme: dark" in text and "<svg" not in text
-    assert "by popularity" in html(made([Contribution("a", None, False, None)], fallback="popularity", unknown=["a"]))
+    assert "by popularity" in html(
+        explanation_of([Contribution("a", None, False, None)], fallback="popularity", unknown=["a"])
+    )
 
 
 # --- the command line ---------------------------------------------------------------------------------------------
 
 
-def test_the_command_says_why(line: CommandLine, learned_run: Path) -> None:
-    printed = line.does("explain", learned_run, "--history", "i00,ghost,i01,i02").splitlines()
-    assert printed[0].startswith("Why i03: rank 1, with a score of ")
-    assert printed[1] == "Unknown items, left out: ghost"
-    assert [row.split()[1] for row in printed[4:8]] == ["i00", "ghost", "i01", "i02"]
-    assert printed[-1].startswith("  layer 1, head 1: ") and printed[-1].count(" at ") == 3
+def test_the_command_explains(line: CommandLine, learned_run: Path) -> None:
+    output = line.does("explain", learned_run, "--history", "i00,ghost,i01,i02").splitlines()
+    assert output[0].startswith("Why i03: rank 1, with a score of ")
+    assert output[1] == "Unknown items, left out: ghost"
+    assert [row.split()[1] for row in output[4:8]] == ["i00", "ghost", "i01", "i02"]
+    assert output[-1].startswith("  layer 1, head 1: ") and output[-1].count(" at ") == 3
     seen = ("explain", learned_run, "--history", "i00", "--item", "i00")
     assert line.does(*seen, "--no-keep-seen").startswith("Why i00: not allowed by these rules")
     assert line.does(*seen, "--keep-seen").startswith("Why i00: rank ")
 
 
 def test_the_command_in_json(line: CommandLine, cycle_run: Path) -> None:
-    told = line.answers("explain", cycle_run, "--history", "i00,ghost,i01,i02", "--item", "i07")
-    assert list(told) == ["item", "rank", "contributions", "attention", "plan", "unknown", "fallback"]
-    assert told["plan"] == []
-    assert told["item"].keys() == {"id", "title", "score"} and told["item"]["id"] == "i07"
-    assert [(entry["item"], entry["known"], entry["title"]) for entry in told["contributions"]] == [
+    answer = line.answers("explain", cycle_run, "--history", "i00,ghost,i01,i02", "--item", "i07")
+    assert list(answer) == ["item", "rank", "contributions", "attention", "plan", "unknown", "fallback"]
+    assert answer["plan"] == []
+    assert answer["item"].keys() == {"id", "title", "score"} and answer["item"]["id"] == "i07"
+    assert [(entry["item"], entry["known"], entry["title"]) for entry in answer["contributions"]] == [
         ("i00", True, None),
         ("ghost", False, None),
         ("i01", True, None),
         ("i02", True, None),
     ]
-    assert [type(entry["contribution"]) for entry in told["contributions"]] == [float, type(None), float, float]
-    (layer,) = told["attention"]
+    assert [type(entry["contribution"]) for entry in answer["contributions"]] == [float, type(None), float, float]
+    (layer,) = answer["attention"]
     assert (layer["name"], layer["rows"], layer["columns"]) == ("layer 1", [0, 2, 3], [0, 2, 3])
     assert np.array(layer["weights"]).shape == (1, 3, 3)
-    assert (told["unknown"], told["fallback"]) == (["ghost"], None)
+    assert (answer["unknown"], answer["fallback"]) == (["ghost"], None)
     same = msgspec.to_builtins(Recommender.open(cycle_run).explain(["i00", "ghost", "i01", "i02"], "i07"))
-    assert same == told
+    assert same == answer
     popular = line.answers("explain", cycle_run, "--history", "ghost")
     assert popular["fallback"] == "popularity" and popular["attention"] == [] and popular["rank"] == 1
 
 
-def test_the_command_draws_a_page(line: CommandLine, cycle_run: Path) -> None:
+def test_the_command_writes_a_page(line: CommandLine, cycle_run: Path) -> None:
     history = 'i00,"<script>alert(1)</script>",i01'
     assert line.does("explain", cycle_run, "--history", history, "--html", "why.html").endswith("Wrote why.html.\n")
     page = Page((line.folder / "why.html").read_text(encoding="utf-8"))
@@ -530,19 +534,19 @@ def test_the_command_draws_a_page(line: CommandLine, cycle_run: Path) -> None:
 
 
 def test_the_command_explains_a_user_of_the_log(line: CommandLine, cycle_run: Path, cycle_data: Path) -> None:
-    told = line.answers("explain", cycle_run, "--user", "u007", "--data", cycle_data, "--keep-seen")
+    answer = line.answers("explain", cycle_run, "--user", "u007", "--data", cycle_data, "--keep-seen")
     answers = line.answers("recommend", cycle_run, "--user", "u007", "--keep-seen", "-k", 1)
-    assert told["item"]["id"] == answers["items"][0]["id"]
-    assert told["item"]["score"] == pytest.approx(answers["items"][0]["score"], abs=1e-5)
-    assert len(told["contributions"]) == 14
+    assert answer["item"]["id"] == answers["items"][0]["id"]
+    assert answer["item"]["score"] == pytest.approx(answers["items"][0]["score"], abs=1e-5)
+    assert len(answer["contributions"]) == 14
 
 
 def test_what_the_command_refuses(line: CommandLine, cycle_run: Path) -> None:
-    asked = ("explain", cycle_run, "--history", "i00,i01")
-    line.refuses(*asked, "--item", "ghost", says=("'ghost' is not one of the 12 items", "no score to explain"))
-    line.refuses(*asked, "--html", "no/where.html", says=("no/where.html could not be written",))
+    arguments = ("explain", cycle_run, "--history", "i00,i01")
+    line.refuses(*arguments, "--item", "ghost", says=("'ghost' is not one of the 12 items", "no score to explain"))
+    line.refuses(*arguments, "--html", "no/where.html", says=("no/where.html could not be written",))
     everything = ",".join(f"i{number:02}" for number in range(12))
     line.refuses("explain", cycle_run, "--history", everything, "--no-keep-seen", says=("no item is left to answer",))
     line.refuses("explain", cycle_run, says=("exactly one of --history and --user",), code=2)
-    line.refuses(*asked, "--user", "u007", says=("exactly one of --history and --user",), code=2)
+    line.refuses(*arguments, "--user", "u007", says=("exactly one of --history and --user",), code=2)
     line.refuses("explain", cycle_run, "--user", "nobody", says=("The user 'nobody' is not among the 60 users",))

@@ -1,4 +1,4 @@
-"""Users requested again are cached, in bounded memory, and their answers are those without a cache."""
+"""KV caches of repeatedly requested users: bounded memory, and the same answers as without a cache."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ N_ITEMS = 40
 PLENTY = 10**8
 
 
-def model_of(**changed: Any) -> SequenceModel:
+def model_of(**options: Any) -> SequenceModel:
     numbers: dict[str, Any] = {"kind": "hstu", "width": 8, "depth": 2, "length": 32, "positions": "oldest"}
     generator = torch.Generator().manual_seed(1)
-    return build_model(model_settings(**(numbers | changed)), N_ITEMS, generator=generator).eval()
+    return build_model(model_settings(**(numbers | options)), N_ITEMS, generator=generator).eval()
 
 
 def history(user: int, events: int) -> Batch:
@@ -48,13 +48,13 @@ def joined(*users: Batch) -> Batch:
 
 
 def request(caches: KVCaches, *users: tuple[str | None, int]) -> None:
-    """Request users by name, each with so many events of its own, and check the query vectors."""
+    """Request users by name, each with a number of events, and check the query vectors."""
     model = caches._model
     windows = newest(joined(*(history(len(name or ""), events) for name, events in users)), 32, model.window_step)
     with torch.inference_mode():
         expected = model.query(tensors(windows))
-    found = caches.queries(windows, [name for name, _ in users])
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    queries = caches.queries(windows, [name for name, _ in users])
+    torch.testing.assert_close(queries, expected, rtol=0, atol=1e-5)
 
 
 def test_from_the_second_request_on_only_new_events_are_encoded() -> None:
@@ -128,18 +128,18 @@ def test_a_cache_larger_than_the_bound_is_dropped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("most_bytes", "changed"),
+    ("most_bytes", "options"),
     [(0, {}), (PLENTY, {"positions": "newest"}), (PLENTY, {"kind": "bert4rec", "length": 33})],
     ids=["no bytes", "counted from the newest", "bidirectional"],
 )
-def test_windows_that_cannot_be_cached_are_encoded_whole(most_bytes: int, changed: dict[str, Any]) -> None:
-    caches = KVCaches(model_of(**changed), most_bytes=most_bytes)
+def test_windows_that_cannot_be_cached_are_encoded_whole(most_bytes: int, options: dict[str, Any]) -> None:
+    caches = KVCaches(model_of(**options), most_bytes=most_bytes)
     for events in (20, 21, 22):
         request(caches, ("anna", events))
     assert (caches.users, caches.bytes, caches.pop_counts()) == ([], 0, (0, 3))
 
 
-def test_nothing_is_left_of_a_dropped_user() -> None:
+def test_a_dropped_user_is_forgotten() -> None:
     caches = KVCaches(model_of(), most_bytes=PLENTY)
     for name in ("anna", "anna", "bo", "bo"):
         request(caches, (name, 20))
@@ -147,7 +147,7 @@ def test_nothing_is_left_of_a_dropped_user() -> None:
     caches.drop("nobody")
     assert caches.users == ["bo"]
     request(caches, ("anna", 20))
-    assert caches.users == ["bo"], "it was the first question about her"
+    assert caches.users == ["bo"], "her first request"
 
 
 def test_answers_are_those_without_a_cache() -> None:
@@ -172,11 +172,13 @@ def test_answers_are_those_without_a_cache() -> None:
         ]
         query_times = np.full(3, events * 1000 + int(rng.integers(0, 10**6)))
         users: list[str | None] = ["anna", "bo", "nobody"]
-        cached = recommender.answer(histories, rules, query_times=query_times, users=users, caches=caches)
-        plain = recommender.answer(histories, rules, query_times=query_times)
-        assert [answer.ids for answer in cached] == [answer.ids for answer in plain]
-        assert [answer.unknown for answer in cached] == [answer.unknown for answer in plain]
-        scores = [[item.score for answer in answers for item in answer.items] for answers in (cached, plain)]
+        with_cache = recommender.answer(histories, rules, query_times=query_times, users=users, caches=caches)
+        without_cache = recommender.answer(histories, rules, query_times=query_times)
+        assert [answer.ids for answer in with_cache] == [answer.ids for answer in without_cache]
+        assert [answer.unknown for answer in with_cache] == [answer.unknown for answer in without_cache]
+        scores = [
+            [item.score for answer in answers for item in answer.items] for answers in (with_cache, without_cache)
+        ]
         assert scores[0] == pytest.approx(scores[1], rel=0, abs=1e-5)
     extended, whole = caches.pop_counts()
     assert extended > 5 * whole

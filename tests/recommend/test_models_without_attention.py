@@ -1,4 +1,4 @@
-"""What an explanation has to show of attention, where the encoder has some and where it has none."""
+"""Attention maps of encoders without attention, and of NARM."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_model_without_attention_shows_none(builder: str) -> None:
     assert attention_maps(model, HISTORY) == []
 
 
-def test_narm_shows_where_each_state_looked_back() -> None:
+def test_narm_has_causal_attention() -> None:
     settings = model_settings(kind="narm", width=4, depth=2, scores="additive")
     model = build_model(settings, 5, generator=torch.Generator().manual_seed(0)).eval()
     (layer,) = attention_maps(model, HISTORY)

@@ -1,4 +1,4 @@
-"""New items without training: known by their content, at the end of the catalogue, and nothing before them changes."""
+"""New items without training: scored by content, appended to the catalogue, which does not change otherwise."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ INDEXES = {"exact": {}, "approximate": {"index": "approximate"}, "mol": {"simila
 
 
 def recommender(*, index: str = "exact", seed: int = 1, **model: Any) -> Recommender:
-    """A model that nobody trained, over items with every kind of content."""
+    """An untrained model of items with every kind of content."""
     table = pl.DataFrame(
         {
             "id": [f"i{number:02}" for number in range(OLD)],
@@ -55,17 +55,17 @@ def recommender(*, index: str = "exact", seed: int = 1, **model: Any) -> Recomme
             "vector": pl.Series(VECTORS, dtype=pl.Array(pl.Float32, 6)),
         }
     )
-    chosen = model_settings(kind="sasrec", width=8, depth=1, length=6, **model)
+    model_options = model_settings(kind="sasrec", width=8, depth=1, length=6, **model)
     vocabulary = Vocabulary(table)
     generator = torch.Generator().manual_seed(seed)
-    built = build_model(chosen, OLD, generator=generator, facts=chosen.items.facts(vocabulary)).eval()
+    network = build_model(model_options, OLD, generator=generator, facts=model_options.items.facts(vocabulary)).eval()
     counts = np.array([0, *table["count"]])
-    found = build_index(built, built.answerable(counts), index_settings(kind=index))
-    return Recommender(built, found, vocabulary, settings=chosen)
+    built_index = build_index(network, network.answerable(counts), index_settings(kind=index))
+    return Recommender(network, built_index, vocabulary, settings=model_options)
 
 
-def new(ids: Sequence[str], like: Sequence[int]) -> pl.DataFrame:
-    """Items with the content of old ones."""
+def new_items(ids: Sequence[str], like: Sequence[int]) -> pl.DataFrame:
+    """New items with the content of old ones."""
     return pl.DataFrame(
         {
             "id": ids,
@@ -81,17 +81,17 @@ HISTORIES = [["i01", "i02"], ["i30"], ["i05", "i05", "i09", "i11", "i12", "i13",
 
 @pytest.mark.parametrize("index", INDEXES.values(), ids=INDEXES.keys())
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES.keys())
-def test_a_new_item_is_scored_as_the_old_one_with_its_content_and_nothing_else_changes(
+def test_a_new_item_has_the_score_of_the_old_one_with_its_content_and_nothing_else_changes(
     table: dict[str, Any], index: dict[str, str]
 ) -> None:
     before = recommender(**{**table, **index})
     answers = before.recommend_many(HISTORIES, k=OLD, keep_seen=True)
-    after = before.with_items(new(["n1", "n2"], like=[7, 22]))
-    for old, found in zip(answers, after.recommend_many(HISTORIES, k=2 * OLD, keep_seen=True), strict=True):
-        scores = {item.id: item.score for item in found.items}
+    after = before.with_items(new_items(["n1", "n2"], like=[7, 22]))
+    for old, answer in zip(answers, after.recommend_many(HISTORIES, k=2 * OLD, keep_seen=True), strict=True):
+        scores = {item.id: item.score for item in answer.items}
         assert [scores["n1"], scores["n2"]] == pytest.approx([scores["i07"], scores["i22"]], abs=1e-5)
-        assert [item for item in found.items if item.id not in ("n1", "n2")] == old.items, "to the last bit"
-    assert before.recommend_many(HISTORIES, k=OLD, keep_seen=True) == answers, "the one before answers as it did"
+        assert [item for item in answer.items if item.id not in ("n1", "n2")] == old.items, "to the last bit"
+    assert before.recommend_many(HISTORIES, k=OLD, keep_seen=True) == answers, "the old recommender is unchanged"
     assert not before.knows("n1") and after.knows("n1")
     assert (len(before.vocabulary), len(after.vocabulary), after.added, before.added) == (OLD, OLD + 2, 2, 0)
 
@@ -99,100 +99,115 @@ def test_a_new_item_is_scored_as_the_old_one_with_its_content_and_nothing_else_c
 @settings(max_examples=15)
 @given(data=st.data())
 def test_items_added_one_by_one_or_together_are_the_same(data: st.DataObject) -> None:
-    """And an item that was added before has what was said of it last."""
+    """An item added twice has the content of the last time."""
     before = recommender(**data.draw(st.sampled_from(list(TABLES.values()))))
     pairs = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, OLD - 1), min_size=1, max_size=4)
-    stepwise, last = before, dict[str, int]()
+    one_by_one, last = before, dict[str, int]()
     for step in data.draw(st.lists(pairs, max_size=4)):
-        stepwise = stepwise.with_items(new(list(step), like=list(step.values())))
+        one_by_one = one_by_one.with_items(new_items(list(step), like=list(step.values())))
         last |= step
-    together = before.with_items(new(list(last), like=list(last.values()))) if last else before
-    assert stepwise.vocabulary.table.equals(together.vocabulary.table)
+    together = before.with_items(new_items(list(last), like=list(last.values()))) if last else before
+    assert one_by_one.vocabulary.table.equals(together.vocabulary.table)
     for history in (["i03"], ["i04", *list(last)[:2]]):
-        assert stepwise.recommend(history, k=60) == together.recommend(history, k=60)
+        assert one_by_one.recommend(history, k=60) == together.recommend(history, k=60)
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES.keys())
-def test_new_items_are_read_in_histories_explained_and_found_similar(table: dict[str, Any]) -> None:
-    after = recommender(**table).with_items(new(["n1"], like=[7]))
+def test_new_items_in_histories_explanations_and_similar_items(table: dict[str, Any]) -> None:
+    after = recommender(**table).with_items(new_items(["n1"], like=[7]))
     assert after.recommend(["n1", "i02"], k=5).unknown == []
     assert after.recommend(["n1"], k=50, keep_seen=False).ids.count("n1") == 0
-    explained = after.explain(["i01", "i02"], "n1")
-    assert explained.item.title == "word7 thing2" and explained.rank is not None
+    explanation = after.explain(["i01", "i02"], "n1")
+    assert explanation.item.title == "word7 thing2" and explanation.rank is not None
     assert after.similar("n1", k=1).items[0].score == pytest.approx(1.0)
     assert after.recommend(["i01"], only=["n1"]).ids == ["n1"]
-    assert "n1" not in after.recommend(["never met"], k=100).ids, "nobody has met it, so it is not popular"
+    assert "n1" not in after.recommend(["never met"], k=100).ids, "it has no events, so it is not popular"
 
 
-def refused(model: Recommender, table: pl.DataFrame, *words: str) -> None:
+def assert_refused(model: Recommender, table: pl.DataFrame, *words: str) -> None:
     with pytest.raises(InputError) as error:
         model.with_items(table)
     missing = [word for word in words if word not in str(error.value)]
     assert not missing, f"{missing} not in: {error.value}"
 
 
-def test_what_cannot_be_added_is_named_and_said_why() -> None:
+def test_refused_items_are_named_with_the_reason() -> None:
     model = recommender(**CATEGORY)
-    both = new(["i03", "n1", "i07"], like=[1, 2, 3])
-    refused(model, both, "'i03', 'i07'", "already")
-    refused(model, new(["n1"], like=[1]).with_columns(kind=pl.lit("unheard")), "'n1'", "'unheard'", "kind")
-    refused(model, new(["n1"], like=[1]).drop("id"), "`id`")
-    refused(model, pl.DataFrame({"id": ["n1", None], "kind": ["k1", "k1"]}), "no id")
-    refused(model, pl.DataFrame({"id": ["n1"], "kind": ["k1"], "price": ["dear"]}), "'n1'", "'price'", "Float64")
-    refused(model, pl.DataFrame({"id": ["n1"], "kind": ["k1"], "vector": [[1.0, 2.0]]}), "'vector'", "6 finite numbers")
+    both = new_items(["i03", "n1", "i07"], like=[1, 2, 3])
+    assert_refused(model, both, "'i03', 'i07'", "already")
+    assert_refused(model, new_items(["n1"], like=[1]).with_columns(kind=pl.lit("unheard")), "'n1'", "'unheard'", "kind")
+    assert_refused(model, new_items(["n1"], like=[1]).drop("id"), "`id`")
+    assert_refused(model, pl.DataFrame({"id": ["n1", None], "kind": ["k1", "k1"]}), "no id")
+    assert_refused(model, pl.DataFrame({"id": ["n1"], "kind": ["k1"], "price": ["dear"]}), "'n1'", "'price'", "Float64")
+    assert_refused(
+        model, pl.DataFrame({"id": ["n1"], "kind": ["k1"], "vector": [[1.0, 2.0]]}), "'vector'", "6 finite numbers"
+    )
     many = [f"n{number}" for number in range(9)]
-    refused(model, pl.DataFrame({"id": many, "kind": ["other"] * 9}), "'n4' and 4 more")
+    assert_refused(model, pl.DataFrame({"id": many, "kind": ["other"] * 9}), "'n4' and 4 more")
 
 
-def told(dtype: pl.DataType | type[pl.DataType], values: pl.Series) -> tuple[list[Any], list[str | None]]:
-    """What becomes of values in a vocabulary's column of a type, and what is wrong with each."""
+def fitted_values(dtype: pl.DataType | type[pl.DataType], values: pl.Series) -> tuple[list[Any], list[str | None]]:
+    """Fit values to a vocabulary's column of a type: the values, and for each the reason of a refusal."""
     ids = [f"n{number}" for number in range(len(values))]
     vocabulary = pl.DataFrame(schema={"id": pl.String, "count": pl.Int64, "x": dtype})
     rows, reasons = fitted(pl.DataFrame({"id": ids, "x": values}), vocabulary)
     return rows["x"].to_list(), reasons.to_list()
 
 
-def test_a_date_is_read_whatever_stands_beside_it() -> None:
-    said = ["foo", "2026-01-31", "2026-01-31 10:30", "2026-01-31T10:30:00.5", "2026-01-31T10:30:00+02:00", "31.1.26"]
-    at = datetime(2026, 1, 31, 10, 30, tzinfo=UTC)
-    read = [None, datetime(2026, 1, 31, tzinfo=UTC), at, at.replace(microsecond=500_000), at.replace(hour=8), None]
+def test_a_date_is_read_in_any_order() -> None:
+    texts = ["foo", "2026-01-31", "2026-01-31 10:30", "2026-01-31T10:30:00.5", "2026-01-31T10:30:00+02:00", "31.1.26"]
+    time = datetime(2026, 1, 31, 10, 30, tzinfo=UTC)
+    expected = [
+        None,
+        datetime(2026, 1, 31, tzinfo=UTC),
+        time,
+        time.replace(microsecond=500_000),
+        time.replace(hour=8),
+        None,
+    ]
     for order in (slice(None), slice(None, None, -1)):
-        found, wrong = told(pl.Datetime("us", "UTC"), pl.Series(said[order]))
-        assert found == read[order]
-        assert [why is None or "'x' is not a date in ISO 8601" not in why for why in wrong] == [
-            value is not None for value in found
+        output, reasons = fitted_values(pl.Datetime("us", "UTC"), pl.Series(texts[order]))
+        assert output == expected[order]
+        assert [why is None or "'x' is not a date in ISO 8601" not in why for why in reasons] == [
+            value is not None for value in output
         ]
-        assert told(pl.Date(), pl.Series(["31.1.26", "2026-01-31"][order]))[0] == [None, date(2026, 1, 31)][order]
+        assert (
+            fitted_values(pl.Date(), pl.Series(["31.1.26", "2026-01-31"][order]))[0] == [None, date(2026, 1, 31)][order]
+        )
 
 
 @pytest.mark.parametrize("dtype", [pl.Float64(), pl.Date(), pl.Datetime("us"), pl.Array(pl.Float32, 1), pl.Boolean()])
-def test_records_are_no_value_of_another_type(dtype: pl.DataType) -> None:
-    found, wrong = told(dtype, pl.Series([{"y": 1}]))
-    assert found == [None] and wrong[0] is not None and "'x'" in wrong[0]
+def test_records_do_not_fit_another_type(dtype: pl.DataType) -> None:
+    output, reasons = fitted_values(dtype, pl.Series([{"y": 1}]))
+    assert output == [None] and reasons[0] is not None and "'x'" in reasons[0]
 
 
 @pytest.mark.parametrize("dtype", [pl.Float64(), pl.Date(), pl.Array(pl.Float32, 1), pl.Boolean()])
-def test_an_empty_cell_says_nothing(dtype: pl.DataType) -> None:
-    found, wrong = told(dtype, pl.Series(["", "dear", None]))
-    assert found == [None] * 3
-    assert [why is None for why in wrong] == [True, False, True]
-    assert told(pl.String(), pl.Series([""])) == ([""], [None])
+def test_an_empty_cell_is_a_missing_value(dtype: pl.DataType) -> None:
+    output, reasons = fitted_values(dtype, pl.Series(["", "dear", None]))
+    assert output == [None] * 3
+    assert [why is None for why in reasons] == [True, False, True]
+    assert fitted_values(pl.String(), pl.Series([""])) == ([""], [None])
 
 
-def test_an_item_needs_some_content_that_the_model_reads() -> None:
+def test_an_item_needs_content_that_the_model_reads() -> None:
     model = recommender(**CONTENT)
-    refused(model, pl.DataFrame({"id": ["n1"], "title": ["zzz"]}), "'n1'", "'vector' or 'title' or 'kind'")
-    refused(model, pl.DataFrame({"id": ["n1"], "vector": [[float("nan")] * 6]}), "'vector'", "6 finite numbers")
-    refused(model, pl.DataFrame({"id": ["n1"], "vector": [[1e38] * 6]}), "'n1'", "'vector'", "1,000,000 deviations")
+    assert_refused(model, pl.DataFrame({"id": ["n1"], "title": ["zzz"]}), "'n1'", "'vector' or 'title' or 'kind'")
+    assert_refused(model, pl.DataFrame({"id": ["n1"], "vector": [[float("nan")] * 6]}), "'vector'", "6 finite numbers")
+    assert_refused(
+        model, pl.DataFrame({"id": ["n1"], "vector": [[1e38] * 6]}), "'n1'", "'vector'", "1,000,000 deviations"
+    )
     assert model.with_items(pl.DataFrame({"id": ["n1"], "title": ["word7"]})).knows("n1")
     assert model.with_items(pl.DataFrame({"id": ["n1"], "vector": [[1, 2, 3, 4, 5, 6]]})).knows("n1")
 
 
-def test_a_model_by_ids_alone_says_what_it_needs() -> None:
-    refused(recommender(), new(["n1"], like=[1]), "by their ids alone", "model.items", "model.items.vectors")
+def test_a_model_of_ids_alone_is_refused_with_the_settings_it_needs() -> None:
+    assert_refused(
+        recommender(), new_items(["n1"], like=[1]), "by their ids alone", "model.items", "model.items.vectors"
+    )
 
 
-def test_a_catalogue_file_is_read_with_its_first_row_of_an_id(tmp_path: Path) -> None:
+def test_of_duplicates_in_a_catalogue_file_the_first_row_is_read(tmp_path: Path) -> None:
     file = tmp_path / "new.csv"
     file.write_text("item,name,kind\n7,Seven,k1\n8,Eight,k2\n7,Again,k3\n")
     table, duplicates = read_items(file, item=None)

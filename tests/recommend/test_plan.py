@@ -1,4 +1,4 @@
-"""Plans: the laws of the search with a model whose chances are known by hand, and the rules that plans keep."""
+"""Plans: beam search with a model of known probabilities, and the rules of plans."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LETTERS = list("abcde")
 
 
 class Pairs(nn.Module):
-    """The score of an item depends on the two before it, by a table; a question is the number of such a pair."""
+    """A table of item scores by the two items before; a query is such a pair, one-hot."""
 
     window_step = 1
     timed, input_kinds = False, ()
@@ -41,20 +41,20 @@ class Pairs(nn.Module):
         super().__init__()
         self.size = n_items + 1
         self.table = 2 * torch.randn(self.size**2, self.size, generator=torch.Generator().manual_seed(seed))
-        self.asked: list[list[int] | None] = []
+        self.query_times: list[list[int] | None] = []
         self.steps = 0
 
     def begin_plan(self, batch: PackedBatch) -> tuple[Tensor, Any]:
-        self.asked.append(None if batch.query_times is None else batch.query_times.tolist())
+        self.query_times.append(None if batch.query_times is None else batch.query_times.tolist())
         newest = batch.items[batch.last]
         before = torch.where(batch.lengths > 1, batch.items[batch.last - 1], 0)
-        return self._questions(before, newest), newest
+        return self._queries(before, newest), newest
 
     def extend_plan(self, decoding: Any, rows: Tensor, items: Tensor) -> tuple[Tensor, Any]:
         self.steps += 1
-        return self._questions(decoding[rows], items), items
+        return self._queries(decoding[rows], items), items
 
-    def _questions(self, before: Tensor, newest: Tensor) -> Tensor:
+    def _queries(self, before: Tensor, newest: Tensor) -> Tensor:
         return nn.functional.one_hot(before * self.size + newest, self.size**2).float()
 
     def score_all(self, queries: Tensor) -> Tensor:
@@ -76,18 +76,18 @@ def planning(
     model = model or Pairs(len(LETTERS), seed)
     counts = counts or [5, 4, 3, 2, 1]
     table = pl.DataFrame({"id": LETTERS, "count": counts, "title": [f"Title {name}" for name in LETTERS]})
-    known = cast(SequenceModel, model)
-    index = ExactIndex.build(known.item_vectors(), candidates=np.array([0, *counts]) > 0)
-    return Recommender(known, index, Vocabulary(table), seen=seen)
+    sequence_model = cast(SequenceModel, model)
+    index = ExactIndex.build(sequence_model.item_vectors(), candidates=np.array([0, *counts]) > 0)
+    return Recommender(sequence_model, index, Vocabulary(table), seen=seen)
 
 
-def chance(recommender: Recommender, history: str, plan: tuple[str, ...]) -> float:
-    """The log of a plan's chance, step by step, by the softmax's own formula."""
+def plan_log_probability(recommender: Recommender, history: str, plan: tuple[str, ...]) -> float:
+    """The log-probability of a plan: the sum over steps of log softmax."""
     model, total = cast(Pairs, recommender.model), 0.0
-    known = [0, *(LETTERS.index(letter) + 1 for letter in (*history, *plan))]
-    for place in range(len(known) - len(plan), len(known)):
-        scores = model.table[known[place - 2] * model.size + known[place - 1]].double().numpy()
-        total += scores[known[place]] - math.log(np.exp(scores[recommender.answerable]).sum())
+    numbers = [0, *(LETTERS.index(letter) + 1 for letter in (*history, *plan))]
+    for position in range(len(numbers) - len(plan), len(numbers)):
+        scores = model.table[numbers[position - 2] * model.size + numbers[position - 1]].double().numpy()
+        total += scores[numbers[position]] - math.log(np.exp(scores[recommender.answerable]).sum())
     return total
 
 
@@ -98,42 +98,46 @@ def chance(recommender: Recommender, history: str, plan: tuple[str, ...]) -> flo
 @given(seed=st.integers(0, 500), n=st.integers(1, 3), repeats=st.booleans(), seen=st.sampled_from(["excluded", "kept"]))
 def test_a_beam_over_everything_is_an_exhaustive_search(seed: int, n: int, repeats: bool, seen: Seen) -> None:
     recommender = planning(seed=seed, seen=seen)
-    free = [letter for letter in LETTERS if seen == "kept" or letter not in "ab"]
-    every = list(itertools.product(free, repeat=n) if repeats else itertools.permutations(free, min(n, len(free))))
-    best = max(every, key=lambda plan: chance(recommender, "ab", plan))
-    found = recommender.plan(["a", "b"], n, beam=len(LETTERS) ** n, repeats=repeats)
-    assert found.ids == list(best)
-    assert found.score == pytest.approx(chance(recommender, "ab", best), abs=1e-5)
-    assert found.score == pytest.approx(sum(step.log_probability for step in found.items))
+    allowed = [letter for letter in LETTERS if seen == "kept" or letter not in "ab"]
+    plans = list(
+        itertools.product(allowed, repeat=n) if repeats else itertools.permutations(allowed, min(n, len(allowed)))
+    )
+    best = max(plans, key=lambda plan: plan_log_probability(recommender, "ab", plan))
+    output = recommender.plan(["a", "b"], n, beam=len(LETTERS) ** n, repeats=repeats)
+    assert output.ids == list(best)
+    assert output.score == pytest.approx(plan_log_probability(recommender, "ab", best), abs=1e-5)
+    assert output.score == pytest.approx(sum(step.log_probability for step in output.items))
 
 
 @settings(max_examples=30)
 @given(seed=st.integers(0, 500), repeats=st.booleans())
-def test_a_beam_of_one_takes_the_likeliest_item_each_time(seed: int, repeats: bool) -> None:
+def test_a_beam_of_one_is_greedy(seed: int, repeats: bool) -> None:
     recommender = planning(seed=seed, seen="kept")
     plan: tuple[str, ...] = ()
     for _ in range(4):
-        free = [letter for letter in LETTERS if repeats or letter not in plan]
-        plan = max(((*plan, letter) for letter in free), key=lambda one: chance(recommender, "c", one))
-    found = recommender.plan(["c"], 4, beam=1, repeats=repeats)
-    assert found.ids == list(plan)
-    for place, step in enumerate(found.items):
-        rise = chance(recommender, "c", plan[: place + 1]) - chance(recommender, "c", plan[:place])
+        allowed = [letter for letter in LETTERS if repeats or letter not in plan]
+        plan = max(((*plan, letter) for letter in allowed), key=lambda one: plan_log_probability(recommender, "c", one))
+    output = recommender.plan(["c"], 4, beam=1, repeats=repeats)
+    assert output.ids == list(plan)
+    for position, step in enumerate(output.items):
+        rise = plan_log_probability(recommender, "c", plan[: position + 1]) - plan_log_probability(
+            recommender, "c", plan[:position]
+        )
         assert step.log_probability == pytest.approx(rise, abs=1e-5)
 
 
-def test_a_wider_beam_finds_what_a_greedy_one_walks_past() -> None:
-    """In most worlds of five items; and it is never worse where it sees everything."""
-    better = 0
+def test_a_full_beam_is_never_worse_than_greedy_and_often_better() -> None:
+    """Over 40 random tables of five items."""
+    improved = 0
     for seed in range(40):
         recommender = planning(seed=seed, seen="kept")
-        greedy, all_ = (recommender.plan(["a"], 3, beam=beam).score for beam in (1, 125))
-        assert all_ >= greedy - 1e-9
-        better += all_ > greedy + 1e-6
-    assert better > 5
+        greedy, full = (recommender.plan(["a"], 3, beam=beam).score for beam in (1, 125))
+        assert full >= greedy - 1e-9
+        improved += full > greedy + 1e-6
+    assert improved > 5
 
 
-def test_the_first_of_one_is_the_best_answer() -> None:
+def test_a_plan_of_one_item_is_the_best_answer() -> None:
     recommender = planning(seed=4)
     for history in ("a", "ab", "edc"):
         plan, answer = recommender.plan(list(history), 1, beam=1), recommender.recommend(list(history), 1)
@@ -144,9 +148,9 @@ def test_of_equally_likely_plans_the_lower_numbers_come_first() -> None:
     model = Pairs(5)
     model.table.zero_()
     recommender = planning(model=model, seen="kept")
-    found = recommender.plan(["e"], 3, beam=4)
-    assert found.ids == ["a", "b", "c"]
-    assert [step.log_probability for step in found.items] == pytest.approx([-math.log(5)] * 3)
+    output = recommender.plan(["e"], 3, beam=4)
+    assert output.ids == ["a", "b", "c"]
+    assert [step.log_probability for step in output.items] == pytest.approx([-math.log(5)] * 3)
 
 
 # --- rules --------------------------------------------------------------------------------------------------------
@@ -162,7 +166,7 @@ def test_of_equally_likely_plans_the_lower_numbers_come_first() -> None:
     keep_seen=st.none() | st.booleans(),
     repeats=st.booleans(),
 )
-def test_a_plan_keeps_the_rules_and_is_as_long_as_they_let_it(
+def test_a_plan_obeys_the_rules_and_is_as_long_as_they_allow(
     seed: int,
     beam: int,
     n: int,
@@ -173,16 +177,16 @@ def test_a_plan_keeps_the_rules_and_is_as_long_as_they_let_it(
 ) -> None:
     recommender = planning(seed=seed, counts=[5, 4, 3, 2, 0])
     rules: dict[str, Any] = {"exclude": sorted(exclude), "only": None if only is None else sorted(only)}
-    found = recommender.plan(["a", "b"], n, beam=beam, keep_seen=keep_seen, repeats=repeats, **rules)
-    free = set("abcd") - exclude - (set() if keep_seen else set("ab"))
-    free &= free if only is None else only
-    assert set(found.ids) <= free
-    assert len(found.ids) == ((n if free else 0) if repeats else min(n, len(free)))
-    assert repeats or len(set(found.ids)) == len(found.ids)
-    assert all(math.isfinite(step.log_probability) and step.log_probability <= 0 for step in found.items)
+    output = recommender.plan(["a", "b"], n, beam=beam, keep_seen=keep_seen, repeats=repeats, **rules)
+    allowed = set("abcd") - exclude - (set() if keep_seen else set("ab"))
+    allowed &= allowed if only is None else only
+    assert set(output.ids) <= allowed
+    assert len(output.ids) == ((n if allowed else 0) if repeats else min(n, len(allowed)))
+    assert repeats or len(set(output.ids)) == len(output.ids)
+    assert all(math.isfinite(step.log_probability) and step.log_probability <= 0 for step in output.items)
 
 
-def test_histories_are_planned_for_together_as_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_many_equals_plan_of_each_history(monkeypatch: pytest.MonkeyPatch) -> None:
     recommender = planning(seed=2)
     histories = [["a", "b"], [], ["zzz"], ["c"], ["a", "b", "c", "d"], ["a", "b", "c", "d", "e"]]
     alone = [recommender.plan(history, 3, beam=3) for history in histories]
@@ -196,8 +200,8 @@ def test_histories_are_planned_for_together_as_alone(monkeypatch: pytest.MonkeyP
 def test_json_shape() -> None:
     model = Pairs(5)
     model.table.zero_()
-    found = planning(model=model).plan(["a", "zzz"], 2)
-    assert msgspec.json.decode(msgspec.json.encode(found)) == {
+    output = planning(model=model).plan(["a", "zzz"], 2)
+    assert msgspec.json.decode(msgspec.json.encode(output)) == {
         "items": [
             {"id": "b", "title": "Title b", "log_probability": pytest.approx(-math.log(5))},
             {"id": "c", "title": "Title c", "log_probability": pytest.approx(-math.log(5))},
@@ -209,32 +213,32 @@ def test_json_shape() -> None:
 
 
 @pytest.mark.parametrize("history", [[], ["zzz", "zzz", "q"]])
-def test_nothing_known_gets_the_most_frequent_items(history: list[str]) -> None:
-    """Each as likely as its share of training: 9, 4 and 2 of 16 events."""
-    found = planning(counts=[1, 9, 2, 0, 4]).plan(history, 3)
-    assert (found.ids, found.fallback) == (["b", "e", "c"], "popularity")
-    assert [math.exp(step.log_probability) for step in found.items] == pytest.approx([9 / 16, 4 / 16, 2 / 16])
-    assert found.unknown == list(dict.fromkeys(history))
+def test_without_a_known_item_the_plan_is_by_popularity(history: list[str]) -> None:
+    """Each probability is the item's share of training events: 9, 4 and 2 of 16."""
+    output = planning(counts=[1, 9, 2, 0, 4]).plan(history, 3)
+    assert (output.ids, output.fallback) == (["b", "e", "c"], "popularity")
+    assert [math.exp(step.log_probability) for step in output.items] == pytest.approx([9 / 16, 4 / 16, 2 / 16])
+    assert output.unknown == list(dict.fromkeys(history))
     rules: dict[str, Any] = {"exclude": ["b"], "only": ["b", "c"]}
     assert planning(counts=[1, 9, 2, 0, 4]).plan(history, 3, **rules).ids == ["c"]
 
 
-def test_the_moment_of_the_question_reaches_the_model() -> None:
+def test_the_request_time_reaches_the_model() -> None:
     recommender = planning()
     recommender.plan(["a"], 1, now=1_000_000)
     recommender.plan(["a"], 1)
-    assert cast(Pairs, recommender.model).asked == [[1_000_000], None]
+    assert cast(Pairs, recommender.model).query_times == [[1_000_000], None]
 
 
-def test_no_step_is_taken_that_nobody_needs() -> None:
+def test_the_decoder_takes_only_the_steps_of_the_plan() -> None:
     recommender = planning()
     recommender.plan(["a"], 3)
     assert cast(Pairs, recommender.model).steps == 2
     assert BEAM > 1
     recommender = planning()
-    found = recommender.plan(["a"], 10**9)
-    assert sorted(found.ids) == list("bcde") and cast(Pairs, recommender.model).steps == 3, "no more items are left"
-    assert recommender.plan(["a"], 10**9, only=["a"]).ids == [], "nor is any here"
+    output = recommender.plan(["a"], 10**9)
+    assert sorted(output.ids) == list("bcde") and cast(Pairs, recommender.model).steps == 3, "no item is left"
+    assert recommender.plan(["a"], 10**9, only=["a"]).ids == [], "no item is allowed"
 
 
 def test_a_beam_that_memory_cannot_hold_is_refused() -> None:
@@ -243,14 +247,14 @@ def test_a_beam_that_memory_cannot_hold_is_refused() -> None:
     assert planning().plan(["a"], 2, beam=1000).ids
 
 
-@pytest.mark.parametrize("wrong", [0, -1, True, 2.0, "3"])
+@pytest.mark.parametrize("value", [0, -1, True, 2.0, "3"])
 @pytest.mark.parametrize("name", ["n", "beam"])
-def test_what_is_no_number_of_items_or_plans_is_refused(name: str, wrong: Any) -> None:
-    with pytest.raises(InputError, match=rf"^{name}, .* at least 1, got {wrong!r}"):
-        planning().plan(["a"], **{name: wrong})
+def test_n_and_beam_must_be_whole_numbers_of_at_least_one(name: str, value: Any) -> None:
+    with pytest.raises(InputError, match=rf"^{name}, .* at least 1, got {value!r}"):
+        planning().plan(["a"], **{name: value})
 
 
-def test_models_that_cannot_plan_say_so() -> None:
+def test_models_without_plans_are_refused() -> None:
     model = build_model(model_settings(width=8, depth=1, length=5), 5, generator=torch.Generator())
     assert not isinstance(model, Planner)
     with pytest.raises(InputError, match=r"cannot plan.*recipe seq2seq"):

@@ -1,4 +1,4 @@
-"""Ids in, ids out, with a model whose scores are known by hand and with a real one."""
+"""Recommendations by id, with a model of known scores and with a real one."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def vocabulary(ids: list[str], counts: list[int] | None = None, titles: list[str
 
 
 class Cycle(nn.Module):
-    """The best next item after number n is n + 1, then n + 2, … round and round, and n itself comes last.
+    """The next items after number n are n + 1, n + 2, …, cyclically; n itself comes last.
 
-    Scores are exact: item vectors are the rows of a table of -distance, a question picks a column of it.
+    Scores are exact: item vectors are the rows of a table of -distance, and a query is one-hot on a column of it.
     """
 
     window_step = 1
@@ -47,7 +47,7 @@ class Cycle(nn.Module):
         super().__init__()
         self.length = length
         self.n_items = n_items
-        self.questions: list[list[int]] = []  # the items each question showed the model
+        self.windows: list[list[int]] = []  # the items of each query
 
     def answerable(self, counts: np.ndarray) -> np.ndarray:
         return counts > 0
@@ -55,7 +55,7 @@ class Cycle(nn.Module):
     def query(self, batch: PackedBatch) -> Tensor:
         ends = batch.lengths.cumsum(0).tolist()
         items = batch.items.tolist()
-        self.questions += [items[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+        self.windows += [items[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
         return torch.nn.functional.one_hot(batch.items[batch.last], self.n_items + 1).float()
 
     def item_vectors(self) -> Tensor:
@@ -69,15 +69,15 @@ class Cycle(nn.Module):
 def cyclic(ids: list[str], *, counts: list[int] | None = None, seen: Seen = "excluded", length: int = 3) -> Recommender:
     model = Cycle(len(ids), length)
     table = vocabulary(ids, counts)
-    known = np.array([0, *table.table["count"].to_list()]) > 0
+    candidates = np.array([0, *table.table["count"].to_list()]) > 0
     return Recommender(
-        cast(SequenceModel, model), ExactIndex.build(model.item_vectors(), candidates=known), table, seen=seen
+        cast(SequenceModel, model), ExactIndex.build(model.item_vectors(), candidates=candidates), table, seen=seen
     )
 
 
-def questions(recommender: Recommender) -> list[list[int]]:
-    """What the model was shown."""
-    return cast(Cycle, recommender.model).questions
+def windows_of(recommender: Recommender) -> list[list[int]]:
+    """The windows of items that the model encoded."""
+    return cast(Cycle, recommender.model).windows
 
 
 LETTERS = list("abcdef")
@@ -106,14 +106,14 @@ def test_unknown_ids_are_named_once_and_skipped() -> None:
     answer = recommender.recommend(["zzz", "a", "q", "b", "zzz"], k=2)
     assert answer.unknown == ["zzz", "q"]
     assert answer.ids == ["c", "d"]
-    assert questions(recommender) == [[1, 2]]
+    assert windows_of(recommender) == [[1, 2]]
 
 
 @pytest.mark.parametrize("history", [[], ["zzz"], ["zzz", "zzz", "q"]])
-def test_nothing_known_is_answered_by_popularity(history: list[str]) -> None:
+def test_without_a_known_item_the_answer_is_by_popularity(history: list[str]) -> None:
     answer = cyclic(LETTERS, counts=[3, 9, 1, 9, 0, 2]).recommend(history, k=10)
     assert answer.fallback == "popularity"
-    assert answer.ids == ["b", "d", "a", "f", "c"]  # e was never trained on; b and d tie by number
+    assert answer.ids == ["b", "d", "a", "f", "c"]  # e is cold; b and d tie by number
     assert [item.score for item in answer.items] == [9, 9, 3, 2, 1]
     assert answer.unknown == list(dict.fromkeys(history))
 
@@ -125,7 +125,7 @@ def test_popularity_obeys_exclude_and_only() -> None:
     assert recommender.recommend([], only=["nobody"]).ids == []
 
 
-def test_items_never_trained_on_are_unknown_and_not_answered() -> None:
+def test_cold_items_are_unknown_and_not_recommended() -> None:
     recommender = cyclic(LETTERS, counts=[1, 1, 0, 1, 1, 1], seen="kept")
     answer = recommender.recommend(["b", "c"], k=10)
     assert answer.unknown == ["c"]
@@ -136,10 +136,10 @@ def test_seen_items_of_the_whole_history_are_removed_or_kept() -> None:
     long = ["e", "a", "b", "c"]  # the model sees only a, b, c
     assert cyclic(LETTERS).recommend(long, k=6).ids == ["d", "f"]
     assert cyclic(LETTERS).recommend(long, k=6, keep_seen=True).ids == ["d", "e", "f", "a", "b", "c"]
-    kept = cyclic(LETTERS, seen="kept")
-    assert kept.recommend(long, k=2).ids == ["d", "e"]
-    assert kept.recommend(long, k=2, keep_seen=False).ids == ["d", "f"]
-    assert questions(kept) == [[1, 2, 3]] * 2
+    repeating = cyclic(LETTERS, seen="kept")
+    assert repeating.recommend(long, k=2).ids == ["d", "e"]
+    assert repeating.recommend(long, k=2, keep_seen=False).ids == ["d", "f"]
+    assert windows_of(repeating) == [[1, 2, 3]] * 2
 
 
 def test_seen_filter_on_repeats_only_data() -> None:
@@ -181,17 +181,17 @@ def test_k_must_be_a_number_of_at_least_one(k: Any) -> None:
         cyclic(LETTERS).similar("a", k=k)
 
 
-def test_hostile_ids_come_back_as_they_went_in() -> None:
+def test_hostile_ids_are_returned_unchanged() -> None:
     recommender = cyclic(sorted(HOSTILE, key=str.encode))
     order = sorted(HOSTILE, key=str.encode)
-    for place, name in enumerate(order):
-        expected = order[place + 1 :] + order[:place]
+    for position, name in enumerate(order):
+        expected = order[position + 1 :] + order[:position]
         assert recommender.recommend([name], k=20).ids == expected
     answer = recommender.recommend(["07", "7 ", "☕", *HOSTILE[:1]])
     assert answer.unknown == ["07", "7 ", "☕"]
 
 
-def test_whole_numbers_are_taken_as_their_digits() -> None:
+def test_whole_numbers_become_text_ids() -> None:
     recommender = cyclic(["007", "42", "7"])
     assert recommender.recommend([7, np.int64(42)], k=1).ids == ["007"]
     assert recommender.recommend([{"item": 42}], exclude=[7]).ids == ["007"]
@@ -204,7 +204,7 @@ def test_other_ids_are_refused(bad: Any) -> None:
 
 
 @pytest.mark.parametrize("bad", ["abc", b"abc", {"item": "a"}, 5, None])
-def test_a_single_thing_instead_of_a_list_is_refused(bad: Any) -> None:
+def test_a_single_value_instead_of_a_list_is_refused(bad: Any) -> None:
     recommender = cyclic(LETTERS)
     with pytest.raises(InputError, match="A history must be a list of item ids"):
         recommender.recommend(bad)
@@ -226,16 +226,16 @@ def test_a_set_has_no_order() -> None:
 
 def test_entries_are_sorted_by_time_when_all_have_one() -> None:
     recommender = cyclic(LETTERS)
-    timed = [
+    entries = [
         {"item": "c", "time": "2026-01-03T00:00:00Z"},
         {"item": "a", "time": datetime(2026, 1, 1, tzinfo=UTC)},
         Entry(item="b", time=1767312000),  # 2026-01-02
     ]
-    assert recommender.recommend(timed, k=1).ids == ["d"]
-    assert recommender.recommend([*timed[:2], "b"], k=1, keep_seen=True).ids == ["c"]  # one has no time: as given
+    assert recommender.recommend(entries, k=1).ids == ["d"]
+    assert recommender.recommend([*entries[:2], "b"], k=1, keep_seen=True).ids == ["c"]  # one without time
     ties = [{"item": "b", "time": 5}, {"item": "c", "time": 5}, {"item": "a", "time": 1}]
     assert recommender.recommend(ties, k=1).ids == ["d"]
-    assert questions(recommender) == [[1, 2, 3], [3, 1, 2], [1, 2, 3]]
+    assert windows_of(recommender) == [[1, 2, 3], [3, 1, 2], [1, 2, 3]]
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def tiny_real_model() -> Recommender:
 
 
 def test_batch_independence(tiny: Recommender, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is asked beside a history, and how it is grouped, changes nothing about its answer."""
+    """The answer to a history does not depend on the other histories of a request, nor on the batches."""
     monkeypatch.setattr(query_module, "TOKENS", 12)
     monkeypatch.setattr(query_module, "MOST_ROWS", 3)
     rng = np.random.default_rng(5)
@@ -286,7 +286,7 @@ def test_batch_independence(tiny: Recommender, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_answers_are_those_of_the_model(tiny: Recommender) -> None:
-    """The same as scoring everything with the model and sorting."""
+    """Equal to scoring all items with the model and sorting."""
     numbers = tiny.vocabulary.numbers(["i3", "i7", "i3"], unknown="error")
     batch = PackedBatch(torch.from_numpy(numbers), torch.zeros(3, dtype=torch.int64), torch.tensor([3]))
     scores = tiny.model.score_all(tiny.model.query(batch))[0].detach()
@@ -307,10 +307,10 @@ def test_similar_by_hand() -> None:
             return counts > 0
 
         def query(self, batch: PackedBatch) -> Tensor:
-            raise AssertionError(f"similar asks the model nothing, but it got {batch}")
+            raise AssertionError(f"similar must not query the model, got {batch}")
 
         def item_vectors(self) -> Tensor:
-            raise AssertionError("items are alike by their features, not by what is added to their scores")
+            raise AssertionError("similarity is of item features, without biases")
 
         def item_features(self) -> Tensor:  # lengths differ, directions matter
             return torch.tensor([[0.0, 0.0], [2.0, 0.0], [30.0, 30.0], [0.0, 1.0], [5.0, 0.0], [-1.0, 0.0]])
@@ -323,7 +323,7 @@ def test_similar_by_hand() -> None:
     assert [item.score for item in answer.items] == pytest.approx([1.0, 0.5**0.5, 0.0, -1.0], abs=1e-6)
 
 
-def test_similar_names_what_is_unknown() -> None:
+def test_similar_refuses_unknown_items_by_name() -> None:
     recommender = cyclic(LETTERS, counts=[1, 1, 0, 1, 1, 1])
     with pytest.raises(InputError, match="The item 'nobody' is not one of the 6 items"):
         recommender.similar("nobody")
@@ -333,7 +333,7 @@ def test_similar_names_what_is_unknown() -> None:
 
 
 def run_folder(folder: Path) -> Path:
-    """A small run folder, written by hand as `train` would."""
+    """A small run folder in the form that `train` writes."""
     settings = model_settings(width=8, depth=1, length=5)
     model = build_model(settings, len(HOSTILE), generator=torch.Generator().manual_seed(3))
     folder.mkdir()
@@ -345,18 +345,18 @@ def run_folder(folder: Path) -> Path:
 
 
 def test_open_and_save_answer_the_same(tmp_path: Path) -> None:
-    opened = Recommender.open(run_folder(tmp_path / "run"))
-    assert opened.seen == "kept"
-    opened.save(tmp_path / "copy")
+    original = Recommender.open(run_folder(tmp_path / "run"))
+    assert original.seen == "kept"
+    original.save(tmp_path / "copy")
     copy = Recommender.open(tmp_path / "copy")
-    assert copy.recommend_many([[name] for name in HOSTILE]) == opened.recommend_many([[name] for name in HOSTILE])
+    assert copy.recommend_many([[name] for name in HOSTILE]) == original.recommend_many([[name] for name in HOSTILE])
     names = {path.name for path in (tmp_path / "copy").iterdir()}
     assert names == {path.name for path in (tmp_path / "run").iterdir()}
     with pytest.raises(FolderError, match="exists already"):
-        opened.save(tmp_path / "copy")
+        original.save(tmp_path / "copy")
 
 
-def test_parts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_files_of_different_sizes_are_refused(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run")
     vocabulary(["just one"]).table.write_parquet(folder / "items.parquet")
     write_manifest(folder, "run", {"seen": "kept"})
@@ -365,7 +365,7 @@ def test_parts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "index.safetensors", "items.parquet", "settings.toml"])
-def test_a_damaged_file_is_a_sentence(tmp_path: Path, name: str) -> None:
+def test_a_damaged_or_missing_file_is_named(tmp_path: Path, name: str) -> None:
     folder = run_folder(tmp_path / "run")
     content = bytearray((folder / name).read_bytes())
     content[len(content) // 2] ^= 1

@@ -1,4 +1,4 @@
-"""Batch answers and embeddings by the executors of a real Spark session: the same rows as by this process."""
+"""Batch answers and embeddings on the executors of a real Spark session: the same rows as from this process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("spark")
 
-FIRST = 1_600_000_000  # when the cycle log begins
+FIRST = 1_600_000_000  # first time of the cycle log
 USERS = [f"u{number:03}" for number in range(60)]
 
 
@@ -45,32 +45,34 @@ def opened_data(cycle_data: Path) -> segue.Data:
     return segue.Data.open(cycle_data)
 
 
-@pytest.fixture(name="grown", scope="module")
-def grown_data(tmp_path_factory: pytest.TempPathFactory) -> segue.Data:
-    """The cycle log and one user more; u007 went on."""
+@pytest.fixture(name="longer_data", scope="module")
+def data_of_a_longer_log(tmp_path_factory: pytest.TempPathFactory) -> segue.Data:
+    """The cycle log with one more user and one more event of u007."""
     folder = tmp_path_factory.mktemp("grown")
     more = [f"n1,i0{step},{FIRST + step}" for step in range(5)] + [f"u007,i01,{2 * FIRST}"]
     (folder / "log.csv").write_text(cycle_log() + "\n".join(more) + "\n")
     return segue.prepare(folder / "log.csv", out=folder / "data")
 
 
-def moments(folder: Path) -> Path:
-    """Users and moments as CSV: some of nobody, some of before anything happened."""
+def users_with_times(folder: Path) -> Path:
+    """Users and request times as CSV: some unknown users, some times before the first event."""
     rows = [
-        f"{user},{FIRST + 3600 * (place % 20)}" for place, user in enumerate([*USERS, "ghost", "", "☕"] * 2) if user
+        f"{user},{FIRST + 3600 * (position % 20)}"
+        for position, user in enumerate([*USERS, "ghost", "", "☕"] * 2)
+        if user
     ]
     (folder / "moments.csv").write_text("\n".join(["user,time", *rows]) + "\n", encoding="utf-8")
     return folder / "moments.csv"
 
 
-def plain(folder: Path) -> Path:
+def users_alone(folder: Path) -> Path:
     """Users alone, as Parquet."""
     pl.DataFrame({"user_id": ["nobody", *reversed(USERS)]}).write_parquet(folder / "plain.parquet")
     return folder / "plain.parquet"
 
 
 def assert_same_files(one: Path, other: Path) -> None:
-    """The same tables in files of the same names."""
+    """Both folders have the same tables in files of the same names."""
     names = sorted(str(path.relative_to(one)) for path in one.rglob("*.parquet"))
     assert names == sorted(str(path.relative_to(other)) for path in other.rglob("*.parquet"))
     assert len(names) > 1
@@ -79,21 +81,24 @@ def assert_same_files(one: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "options"),
-    [(moments, {"k": 3}), (plain, {"k": 9, "keep_seen": True, "exclude": ["i02"], "only": ["i01", "i02", "i05"]})],
+    ("write_users", "options"),
+    [
+        (users_with_times, {"k": 3}),
+        (users_alone, {"k": 9, "keep_seen": True, "exclude": ["i02"], "only": ["i01", "i02", "i05"]}),
+    ],
 )
-def test_every_row_is_answered_as_here(
-    model: segue.Recommender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: Any, options: dict[str, Any]
+def test_every_row_is_answered_as_locally(
+    model: segue.Recommender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_users: Any, options: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(users_file, "CHUNK_ROWS", 20)
     monkeypatch.setattr(batch, "PART_ROWS", 100)
-    users = written(tmp_path)
-    told: list[int] = []
-    here = recommend_users(model, users, out=tmp_path / "here", **options)
-    there = recommend_users(model, users, out=tmp_path / "there", engine="spark", progress=told.append, **options)
-    assert there == here
-    assert here.unknown_users > 0
-    assert told == [*range(20, here.users, 20), here.users]
+    users = write_users(tmp_path)
+    reports: list[int] = []
+    local = recommend_users(model, users, out=tmp_path / "here", **options)
+    remote = recommend_users(model, users, out=tmp_path / "there", engine="spark", progress=reports.append, **options)
+    assert remote == local
+    assert local.unknown_users > 0
+    assert reports == [*range(20, local.users, 20), local.users]
     assert_same_files(tmp_path / "here", tmp_path / "there")
 
 
@@ -111,7 +116,7 @@ def test_a_process_opens_the_run_once(model: segue.Recommender, data: segue.Data
     opened = {(process, times) for process, times in facts[:, 1:3].tolist()}
     processes = {process for process, _ in opened}
     assert os.getpid() not in processes
-    assert len(opened) == len(processes) < 6  # none opened anything between two questions
+    assert len(opened) == len(processes) < 6  # no process opened the run twice
     assert set(facts[:, 3].tolist()) == {1}  # spark.task.cpus
     assert set(facts[:, 4].tolist()) == {60}
 
@@ -122,89 +127,89 @@ def test_large_answers_do_not_fill_the_memory(
     monkeypatch.setattr(spark_module, "LEAST_AHEAD", 4)
     monkeypatch.setattr(spark_module, "MOST_HELD", 2500)
     monkeypatch.setattr(spark_module, "_submit", lambda *_: {"vectors": np.zeros(1000, dtype=np.uint8)})
-    read: list[int] = []
+    chunks_read: list[int] = []
 
     def chunks() -> Iterator[tuple[int, Arrays]]:
         for number in range(9):
-            read.append(number)
+            chunks_read.append(number)
             yield number, {}
 
     answers = SparkRunner(model, data).map(lambda *_: {}, chunks())
-    ahead = [len(read) - number - 1 for number, _ in answers]
+    ahead = [len(chunks_read) - number - 1 for number, _ in answers]
     assert ahead == [4, 3, 2, 2, 2, 2, 2, 1, 0]
 
 
-def test_a_kill_in_the_middle_loses_and_doubles_nothing(
+def test_an_interrupted_job_resumes_without_loss_or_duplicates(
     model: segue.Recommender, data: segue.Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embed_module, "PART_USERS", 13)
     whole = embed(model, data, out=tmp_path / "whole", items=True)
-    write, left = embed_module._write_table, 7
+    write, remaining = embed_module._write_table, 7
 
-    def killed(table: Any, path: Path) -> None:
-        nonlocal left
-        if not left:
+    def write_or_interrupt(table: Any, path: Path) -> None:
+        nonlocal remaining
+        if not remaining:
             raise KeyboardInterrupt
-        left -= 1
+        remaining -= 1
         write(table, path)
 
-    monkeypatch.setattr(embed_module, "_write_table", killed)
+    monkeypatch.setattr(embed_module, "_write_table", write_or_interrupt)
     with pytest.raises(KeyboardInterrupt):
         embed(model, data, out=tmp_path / "night", items=True, engine="spark")
-    done = {path: path.stat().st_mtime_ns for path in (tmp_path / "night.partial" / "users").iterdir()}
-    assert 1 <= len(done) < whole.parts == 5
-    left = 99
-    told: list[tuple[int, int]] = []
+    finished = {path: path.stat().st_mtime_ns for path in (tmp_path / "night.partial" / "users").iterdir()}
+    assert 1 <= len(finished) < whole.parts == 5
+    remaining = 99
+    reports: list[tuple[int, int]] = []
     report = embed(
         model,
         data,
         out=tmp_path / "night",
         items=True,
         engine="spark",
-        progress=lambda *counts: told.append(counts),
+        progress=lambda *counts: reports.append(counts),
     )
     assert report == whole
-    assert told == [(min(13 * part, 60), 60) for part in range(len(done) + 1, 6)]
+    assert reports == [(min(13 * part, 60), 60) for part in range(len(finished) + 1, 6)]
     assert_same_files(tmp_path / "whole", tmp_path / "night")
-    for path, moment in done.items():  # what was done was not done again
-        assert (tmp_path / "night" / "users" / path.name).stat().st_mtime_ns == moment
-    # The executors' folder is what an earlier one of this process would be.
+    for path, time in finished.items():  # finished parts are not written again
+        assert (tmp_path / "night" / "users" / path.name).stat().st_mtime_ns == time
+    # A folder from executors serves as --since like one from this process.
     again = embed(model, data, out=tmp_path / "again", since=tmp_path / "night")
     assert (again.rows, again.unchanged) == (0, 60)
 
 
 def test_only_new_events_since(
-    model: segue.Recommender, data: segue.Data, grown: segue.Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: segue.Recommender, data: segue.Data, longer_data: segue.Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     embed(model, data, out=tmp_path / "first")
     monkeypatch.setattr(embed_module, "PART_USERS", 31)
-    here = embed(model, grown, out=tmp_path / "here", since=tmp_path / "first")
-    there = embed(model, grown, out=tmp_path / "there", since=tmp_path / "first", engine="spark")
-    assert there == here
-    assert (there.rows, there.unchanged) == (2, 59)
+    local = embed(model, longer_data, out=tmp_path / "here", since=tmp_path / "first")
+    remote = embed(model, longer_data, out=tmp_path / "there", since=tmp_path / "first", engine="spark")
+    assert remote == local
+    assert (remote.rows, remote.unchanged) == (2, 59)
     assert_same_files(tmp_path / "here", tmp_path / "there")
 
 
 def test_executors_must_see_the_same_folders(
-    model: segue.Recommender, data: segue.Data, grown: segue.Data, tmp_path: Path
+    model: segue.Recommender, data: segue.Data, longer_data: segue.Data, tmp_path: Path
 ) -> None:
     assert model.folder is not None
     shutil.copytree(model.folder, tmp_path / "run")
     shutil.copytree(data.folder, tmp_path / "data")
-    moved, replaced = segue.Recommender.open(tmp_path / "run"), segue.Data.open(tmp_path / "data")
-    users = plain(tmp_path)
+    renamed, replaced = segue.Recommender.open(tmp_path / "run"), segue.Data.open(tmp_path / "data")
+    users = users_alone(tmp_path)
     (tmp_path / "run").rename(tmp_path / "elsewhere")
     with pytest.raises(FolderError, match=r"executor on .*run does not exist.*Every executor must see the run"):
-        recommend_users(moved, users, out=tmp_path / "out", data=data, engine="spark")
-    replaced.verify = lambda: None  # type: ignore[method-assign]  # as if it were another machine's
+        recommend_users(renamed, users, out=tmp_path / "out", data=data, engine="spark")
+    replaced.verify = lambda: None  # type: ignore[method-assign]  # as on another machine
     shutil.rmtree(tmp_path / "data")
-    shutil.copytree(grown.folder, tmp_path / "data")
+    shutil.copytree(longer_data.folder, tmp_path / "data")
     with pytest.raises(FolderError, match=r"executor on .*data differs from the one here; share the same folders"):
         recommend_users(model, users, out=tmp_path / "out", data=replaced, engine="spark")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "elsewhere", "plain.parquet"]
 
 
-def test_bad_rows_are_refused_as_here(
+def test_bad_rows_are_refused_as_locally(
     model: segue.Recommender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(users_file, "CHUNK_ROWS", 1)
@@ -212,53 +217,53 @@ def test_bad_rows_are_refused_as_here(
     sentences = []
     engines: tuple[Literal["local", "spark"], ...] = ("local", "spark")
     for engine in engines:
-        with pytest.raises(InputError, match="row 3: unreadable time") as refused:
+        with pytest.raises(InputError, match="row 3: unreadable time") as error:
             recommend_users(model, tmp_path / "users.csv", out=tmp_path / "out", engine=engine)
-        sentences.append(str(refused.value))
+        sentences.append(str(error.value))
     assert sentences[0] == sentences[1]
     assert [path.name for path in tmp_path.iterdir()] == ["users.csv"]
 
 
 def test_executors_without_segue(model: segue.Recommender, data: segue.Data) -> None:
-    def nowhere() -> None:
+    def not_importable() -> None:
         raise ModuleNotFoundError("No module named 'segue'")
 
-    class Elsewhere:
-        """A function that an executor without segue cannot even read."""
+    class Unreadable:
+        """A function that an executor without segue cannot unpickle."""
 
         def __call__(self, context: JobContext, chunk: Arrays) -> Arrays:
             raise NotImplementedError
 
         def __reduce__(self) -> tuple[Any, ...]:
-            return nowhere, ()
+            return not_importable, ()
 
     with pytest.raises(InputError, match=r"on the Spark executors has no segue; install segue \d"):
-        list(SparkRunner(model, data).map(Elsewhere(), [(0, {})]))
+        list(SparkRunner(model, data).map(Unreadable(), [(0, {})]))
 
 
-def test_what_spark_refuses_is_one_sentence(spark: SparkSession) -> None:
-    refused = pytest.raises(
-        InputError, match=r"^Spark could not answer \(.*nowhere.*\); read its logs, and try again\.$"
-    )
-    with refused, explained("answer"):
+def test_an_error_of_spark_is_one_sentence(spark: SparkSession) -> None:
+    error = pytest.raises(InputError, match=r"^Spark could not answer \(.*nowhere.*\); read its logs, and try again\.$")
+    with error, explained("answer"):
         spark.table("nowhere").collect()
 
 
 def test_the_commands(line: CommandLine, cycle_run: Path, cycle_data: Path) -> None:
-    users = moments(line.folder)
+    users = users_with_times(line.folder)
     recommend = ("recommend", cycle_run, "--users", users, "-k", "2")
-    said = line.answers(*recommend, "--out", "there", "--engine", "spark")
-    assert said == {**line.answers(*recommend, "--out", "here"), "folder": "there"}
-    night = ("embed", cycle_run, "--data", cycle_data)
-    said = line.answers(*night, "--out", "night", "--engine", "spark")
-    assert said == {**line.answers(*night, "--out", "other"), "folder": "night"}
-    assert said["rows"] == 60
+    answer = line.answers(*recommend, "--out", "there", "--engine", "spark")
+    assert answer == {**line.answers(*recommend, "--out", "here"), "folder": "there"}
+    embedding = ("embed", cycle_run, "--data", cycle_data)
+    answer = line.answers(*embedding, "--out", "night", "--engine", "spark")
+    assert answer == {**line.answers(*embedding, "--out", "other"), "folder": "night"}
+    assert answer["rows"] == 60
     single = ("recommend", cycle_run, "--history", "i01", "--engine", "spark")
     line.refuses(*single, says=("Spark is only for --users",), code=2)
-    line.refuses(*night, "--out", "more", "--spark-remote", "sc://x", says=("--spark-remote is for --engine spark",))
-    line.refuses(*night, "--out", "more", "--engine", "flink", says=("'flink'",), code=2)
+    line.refuses(
+        *embedding, "--out", "more", "--spark-remote", "sc://x", says=("--spark-remote is for --engine spark",)
+    )
+    line.refuses(*embedding, "--out", "more", "--engine", "flink", says=("'flink'",), code=2)
 
 
-def test_a_builder_of_ones_own_stays_here(cycle_run: Path, cycle_data: Path, tmp_path: Path) -> None:
+def test_a_custom_builder_runs_only_locally(cycle_run: Path, cycle_data: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="engine"):
         embed(cycle_run, cycle_data, out=tmp_path / "out", encoder=lambda *_: None, engine="spark")  # type: ignore[arg-type]

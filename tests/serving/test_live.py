@@ -1,4 +1,4 @@
-"""A living user: every event changes the next answer, the rules hold exactly, who is forgotten is gone."""
+"""Live users: every event changes the next answer, rules hold exactly, a deleted user leaves nothing."""
 
 from __future__ import annotations
 
@@ -71,39 +71,41 @@ def answer(client: Client, user: str, **options: Any) -> dict[str, Any]:
     return body
 
 
-def scored(body: dict[str, Any]) -> list[tuple[str, float]]:
+def scores_in(body: dict[str, Any]) -> list[tuple[str, float]]:
     return [(item["id"], item["score"]) for item in body["items"]]
 
 
-# --- events -------------------------------------------------------------------------------------------------------
+# --- events ---------------------------------------------------------------------------------------------------------
 
 
 def test_every_event_changes_the_next_answer(client: Client, recommender: Recommender) -> None:
     user = next(users)
     before = answer(client, user)
     assert (before["fallback"], before["unknown"], before["model"]) == ("popularity", [], "first")
-    assert [name for name, _ in scored(before)] == ANSWERABLE, "the most frequent first, and all that were trained on"
+    assert [name for name, _ in scores_in(before)] == ANSWERABLE, "every trained item, the most frequent first"
     history: list[str] = []
-    for item in ["i03", "i07", "i03", "i00", "i11", "i05", "i01"]:  # more than the model has room for
-        told = client.post("/events", json={"user": user, "item": item})
-        assert told.json() == {"accepted": 1, "duplicates": 0, "unknown": []}
+    for item in ["i03", "i07", "i03", "i00", "i11", "i05", "i01"]:  # more than the model's length
+        response = client.post("/events", json={"user": user, "item": item})
+        assert response.json() == {"accepted": 1, "duplicates": 0, "unknown": []}
         history.append(item)
         after = answer(client, user)
         expected = recommender.recommend(history, k=100)
-        assert [name for name, _ in scored(after)] == expected.ids
-        assert [score for _, score in scored(after)] == pytest.approx([item.score for item in expected.items], abs=1e-5)
+        assert [name for name, _ in scores_in(after)] == expected.ids
+        assert [score for _, score in scores_in(after)] == pytest.approx(
+            [item.score for item in expected.items], abs=1e-5
+        )
         assert after["fallback"] is None
-        assert scored(after) != scored(before)
+        assert scores_in(after) != scores_in(before)
         before = after
-    assert {name for name, _ in scored(before)} == set(ANSWERABLE) - set(history), "all seen ones are out"
+    assert {name for name, _ in scores_in(before)} == set(ANSWERABLE) - set(history), "seen items are excluded"
 
 
-def test_a_late_event_finds_its_place_by_time(client: Client) -> None:
+def test_a_late_event_is_sorted_by_time(client: Client) -> None:
     late, ordered = next(users), next(users)
     post_events(client, {"user": late, "item": "i02", "time": 2000}, {"user": late, "item": "i03", "time": 3000})
     post_events(client, {"user": late, "item": "i01", "time": 1000.5})
-    for moment, item in [(1000.5, "i01"), (2000, "i02"), (3000, "i03")]:
-        post_events(client, {"user": ordered, "item": item, "time": moment})
+    for time_s, item in [(1000.5, "i01"), (2000, "i02"), (3000, "i03")]:
+        post_events(client, {"user": ordered, "item": item, "time": time_s})
     assert answer(client, late) == answer(client, ordered)
     events = client.get(f"/users/{late}/history").json()["events"]
     assert [(event["item"], event["time"]) for event in events] == [
@@ -113,7 +115,7 @@ def test_a_late_event_finds_its_place_by_time(client: Client) -> None:
     ]
 
 
-def test_events_of_one_moment_keep_the_order_in_which_they_came(client: Client) -> None:
+def test_events_of_equal_time_keep_their_order_of_arrival(client: Client) -> None:
     user = next(users)
     for item in ("i05", "i01", "i09"):
         post_events(client, {"user": user, "item": item, "time": 7})
@@ -123,7 +125,7 @@ def test_events_of_one_moment_keep_the_order_in_which_they_came(client: Client) 
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"),
+    ("time_sent", "time_stored"),
     [
         (0, "1970-01-01T00:00:00Z"),
         (1_700_000_000.25, "2023-11-14T22:13:20.250000Z"),
@@ -136,22 +138,22 @@ def test_events_of_one_moment_keep_the_order_in_which_they_came(client: Client) 
         ("9999-12-31T23:59:59Z", "9999-12-31T23:59:59Z"),
     ],
 )
-def test_forms_of_time(client: Client, given: object, kept: str) -> None:
+def test_forms_of_time(client: Client, time_sent: object, time_stored: str) -> None:
     user = next(users)
-    assert client.post("/events", json={"user": user, "item": "i01", "time": given}).status_code == 200
-    assert client.get(f"/users/{user}/history").json()["events"][0]["time"] == kept
+    assert client.post("/events", json={"user": user, "item": "i01", "time": time_sent}).status_code == 200
+    assert client.get(f"/users/{user}/history").json()["events"][0]["time"] == time_stored
     assert answer(client, user)["fallback"] is None
 
 
-def test_an_event_without_a_time_is_now(client: Client) -> None:
+def test_an_event_without_a_time_gets_the_request_time(client: Client) -> None:
     user = next(users)
     before = datetime.now(UTC)
     post_events(client, {"user": user, "item": "i01"})
-    moment = datetime.fromisoformat(client.get(f"/users/{user}/history").json()["events"][0]["time"])
-    assert before <= moment <= datetime.now(UTC)
+    event_time = datetime.fromisoformat(client.get(f"/users/{user}/history").json()["events"][0]["time"])
+    assert before <= event_time <= datetime.now(UTC)
 
 
-def test_an_event_id_is_kept_once(client: Client) -> None:
+def test_an_event_id_is_stored_once(client: Client) -> None:
     user, other = next(users), next(users)
     first = {"user": user, "item": "i01", "id": "click 1"}
     assert post_events(client, first) == {"accepted": 1, "duplicates": 0, "unknown": []}
@@ -164,18 +166,18 @@ def test_an_event_id_is_kept_once(client: Client) -> None:
         "accepted": 1,
         "duplicates": 3,
         "unknown": [],
-    }, "whoever sends it, and the number 2 is the text 2"
+    }, "an id counts once for all users, and the number 2 is the text 2"
     assert [event["item"] for event in client.get(f"/users/{user}/history").json()["events"]] == ["i01", "i02"]
     assert client.get(f"/users/{other}/history").json()["events"] == []
 
 
-def test_an_unknown_item_is_kept_and_reported(client: Client) -> None:
+def test_an_unknown_item_is_stored_and_reported(client: Client) -> None:
     user = next(users)
-    told = post_events(client, *({"user": user, "item": item} for item in ("new", "i13", "new", 99)))
-    assert told == {"accepted": 4, "duplicates": 0, "unknown": ["new", "i13", "99"]}
+    report = post_events(client, *({"user": user, "item": item} for item in ("new", "i13", "new", 99)))
+    assert report == {"accepted": 4, "duplicates": 0, "unknown": ["new", "i13", "99"]}
     nothing_known = answer(client, user)
     assert (nothing_known["fallback"], nothing_known["unknown"]) == ("popularity", ["new", "i13", "99"])
-    assert [name for name, _ in scored(nothing_known)] == ANSWERABLE
+    assert [name for name, _ in scores_in(nothing_known)] == ANSWERABLE
     post_events(client, {"user": user, "item": "i01"})
     assert (answer(client, user)["fallback"], answer(client, user)["unknown"]) == (None, ["new", "i13", "99"])
     events = client.get(f"/users/{user}/history").json()["events"]
@@ -248,14 +250,12 @@ GOOD = {"user": "nobody", "item": "i01"}
         ({"events": GOOD}, "Expected `array | null`, got `object`"),
     ],
 )
-def test_a_bad_event_is_refused_and_none_of_its_batch_is_kept(
-    client: Client, body: dict[str, Any], sentence: str
-) -> None:
+def test_a_bad_event_refuses_its_whole_batch(client: Client, body: dict[str, Any], sentence: str) -> None:
     assert_problem(client.post("/events", json=body), 400, sentence)
     assert client.get("/users/nobody/history").json()["events"] == []
 
 
-def test_the_largest_batch_and_the_longest_ids_are_kept(client: Client) -> None:
+def test_the_largest_batch_and_the_longest_ids_are_stored(client: Client) -> None:
     user = "u" * MAX_ID
     event = {"user": user, "item": "i" * MAX_ID, "kind": "k" * MAX_ID, "id": "e" * MAX_ID}
     assert post_events(client, event)["accepted"] == 1
@@ -264,27 +264,27 @@ def test_the_largest_batch_and_the_longest_ids_are_kept(client: Client) -> None:
     assert post_events(client) == {"accepted": 0, "duplicates": 0, "unknown": []}
 
 
-# --- histories ----------------------------------------------------------------------------------------------------
+# --- histories ------------------------------------------------------------------------------------------------------
 
 
 def test_a_history_is_cut_to_the_newest(client: Client) -> None:
     user = next(users)
     post_events(client, *({"user": user, "item": f"x{number}", "time": number} for number in range(103)))
 
-    def shown(**options: int) -> tuple[list[str], bool]:
+    def page(**options: int) -> tuple[list[str], bool]:
         body = client.get(f"/users/{user}/history", params=options).json()
         assert body["user"] == user
         return [event["item"] for event in body["events"]], body["more"]
 
     everything = [f"x{number}" for number in range(103)]
-    assert shown() == (everything[3:], True)
-    assert shown(limit=1) == (["x102"], True)
-    assert shown(limit=102) == (everything[1:], True)
-    assert shown(limit=103) == (everything, False)
-    assert shown(limit=10_000) == (everything, False)
+    assert page() == (everything[3:], True)
+    assert page(limit=1) == (["x102"], True)
+    assert page(limit=102) == (everything[1:], True)
+    assert page(limit=103) == (everything, False)
+    assert page(limit=10_000) == (everything, False)
 
 
-def test_who_is_forgotten_is_gone(client: Client, service: Service) -> None:
+def test_a_deleted_user_leaves_nothing(client: Client, service: Service) -> None:
     user, other = next(users), next(users)
     secret = f"forget-me-{user}"
     post_events(
@@ -296,32 +296,36 @@ def test_who_is_forgotten_is_gone(client: Client, service: Service) -> None:
     assert answer(client, secret)["fallback"] is None
     assert client.delete(f"/users/{secret}").json() == {"removed": 2}
     assert client.get(f"/users/{secret}/history").json() == {"user": secret, "events": [], "more": False}
-    gone = answer(client, secret)
-    assert (gone["fallback"], gone["unknown"], [name for name, _ in scored(gone)]) == ("popularity", [], ANSWERABLE)
-    explained = client.post("/explanations", json={"user": secret}).json()
-    assert (explained["fallback"], explained["contributions"]) == ("popularity", [])
+    answer_after = answer(client, secret)
+    assert (answer_after["fallback"], answer_after["unknown"], [name for name, _ in scores_in(answer_after)]) == (
+        "popularity",
+        [],
+        ANSWERABLE,
+    )
+    explanation = client.post("/explanations", json={"user": secret}).json()
+    assert (explanation["fallback"], explanation["contributions"]) == ("popularity", [])
     store = Path(service.store._path)  # type: ignore[attr-defined]  # a SQLite store; nothing else tells its files
     for file in store.parent.glob(f"{store.name}*"):
         assert secret.encode() not in file.read_bytes(), file.name
     assert client.delete(f"/users/{secret}").json() == {"removed": 0}
-    assert answer(client, other)["fallback"] is None, "nobody else is touched"
+    assert answer(client, other)["fallback"] is None, "other users are not affected"
     assert post_events(client, {"user": secret, "item": "i02", "id": f"event of {secret}"})["accepted"] == 1
     assert client.get(f"/users/{secret}/history").json()["events"][0]["item"] == "i02"
     client.delete(f"/users/{secret}")
 
 
-# --- rules --------------------------------------------------------------------------------------------------------
+# --- rules ----------------------------------------------------------------------------------------------------------
 
 
-def test_seen_items_are_out_or_kept_as_the_run_or_the_request_says(client: Client) -> None:
+def test_seen_items_follow_the_run_or_the_request(client: Client) -> None:
     user = next(users)
     post_events(client, *({"user": user, "item": item} for item in ("i03", "i04")))
-    left = set(ANSWERABLE) - {"i03", "i04"}
+    unseen = set(ANSWERABLE) - {"i03", "i04"}
     path = f"/users/{user}/recommendations?k=100"
-    assert set(ids(client.get(path))) == left
+    assert set(ids(client.get(path))) == unseen
     assert set(ids(client.get(f"{path}&keep_seen=true"))) == set(ANSWERABLE)
-    assert set(ids(client.get(f"{path}&model=second"))) == set(ANSWERABLE), "the other run's own way is to keep them"
-    assert set(ids(client.get(f"{path}&model=second&keep_seen=false"))) == left
+    assert set(ids(client.get(f"{path}&model=second"))) == set(ANSWERABLE), "the other run keeps seen items by default"
+    assert set(ids(client.get(f"{path}&model=second&keep_seen=false"))) == unseen
 
 
 def test_exclude_only_and_filters_of_a_user(client: Client) -> None:
@@ -329,30 +333,30 @@ def test_exclude_only_and_filters_of_a_user(client: Client) -> None:
     post_events(client, {"user": user, "item": "i03"})
     path = f"/users/{user}/recommendations?k=100"
 
-    def answered(query: str) -> set[str]:
+    def answer_ids(query: str) -> set[str]:
         return set(ids(client.get(f"{path}&{query}")))
 
-    assert answered("exclude=i01&exclude=i02&exclude=ghost") == set(ANSWERABLE) - {"i01", "i02", "i03"}
-    assert answered("only=i01&only=i03&only=i13&only=ghost") == {"i01"}
-    assert answered("only=ghost") == set()
-    assert answered("where=kind:red") == {"i06", "i09", "i00"}
-    assert answered("where=kind:red&where=kind:green") == {"i06", "i09", "i00", "i01", "i04", "i07", "i10"}
-    assert answered("where=kind:red&where=stock:true") == {"i06", "i09"}
-    assert answered("where=year:2000&where=stock:false") == {"i00", "i04"}
-    assert answered("where=year:2000.0&only=i00&only=i05") == {"i00"}
-    assert answered("where=kind:purple") == set()
-    refused = client.get(f"{path}&where=colour:red")
-    assert_problem(refused, 400, "no column 'colour' to filter by; its columns are: kind, stock, year.")
+    assert answer_ids("exclude=i01&exclude=i02&exclude=ghost") == set(ANSWERABLE) - {"i01", "i02", "i03"}
+    assert answer_ids("only=i01&only=i03&only=i13&only=ghost") == {"i01"}
+    assert answer_ids("only=ghost") == set()
+    assert answer_ids("where=kind:red") == {"i06", "i09", "i00"}
+    assert answer_ids("where=kind:red&where=kind:green") == {"i06", "i09", "i00", "i01", "i04", "i07", "i10"}
+    assert answer_ids("where=kind:red&where=stock:true") == {"i06", "i09"}
+    assert answer_ids("where=year:2000&where=stock:false") == {"i00", "i04"}
+    assert answer_ids("where=year:2000.0&only=i00&only=i05") == {"i00"}
+    assert answer_ids("where=kind:purple") == set()
+    response = client.get(f"{path}&where=colour:red")
+    assert_problem(response, 400, "no column 'colour' to filter by; its columns are: kind, stock, year.")
 
 
 def test_filters_of_a_request(client: Client) -> None:
-    def answered(**where: list[Any]) -> set[str]:
+    def answer_ids(**where: list[Any]) -> set[str]:
         return set(ids(client.post("/recommendations", json={"history": ["i03"], "k": 100, "where": where})))
 
-    assert answered(kind=["red"], stock=[True]) == {"i06", "i09"}
-    assert answered(year=[2000, "2001"], kind=["blue"]) == {"i02", "i05", "i08"}
-    assert answered(kind=[]) == set()
-    assert answered() == set(ANSWERABLE) - {"i03"}
+    assert answer_ids(kind=["red"], stock=[True]) == {"i06", "i09"}
+    assert answer_ids(year=[2000, "2001"], kind=["blue"]) == {"i02", "i05", "i08"}
+    assert answer_ids(kind=[]) == set()
+    assert answer_ids() == set(ANSWERABLE) - {"i03"}
     body = {"history": ["i03"], "where": {"colour": ["red"]}}
     assert_problem(client.post("/recommendations", json=body), 400, "no column 'colour' to filter by")
     for where in ({"kind": "red"}, {"kind": [None]}, ["kind:red"]):
@@ -381,44 +385,44 @@ rules = st.fixed_dictionaries(
 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 @given(history=st.lists(anything, max_size=9), limits=rules, k=st.integers(1, 14))
-def test_rules_hold_exactly_and_k_are_answered_whenever_k_remain(
+def test_rules_hold_exactly_and_leave_k_answers_if_k_remain(
     client: Client, recommender: Recommender, history: list[str], limits: dict[str, Any], k: int
 ) -> None:
     """The whole catalogue is ranked without any rule; the rules are then applied one by one, in plain Python."""
-    ranked = recommender.recommend(history, k=100, keep_seen=True)
-    assert sorted(ranked.ids) == ANSWERABLE
+    ranking = recommender.recommend(history, k=100, keep_seen=True)
+    assert sorted(ranking.ids) == ANSWERABLE
 
-    def allowed(item: str) -> bool:
+    def is_allowed(item: str) -> bool:
         facts: dict[str, list[Any]] = {"kind": KINDS, "stock": IN_STOCK, "year": YEARS}
-        place = ITEMS.index(item)
+        row = ITEMS.index(item)
         return (
             (limits.get("keep_seen", False) or item not in history)
             and item not in limits.get("exclude", ())
             and ("only" not in limits or item in limits["only"])
-            and all(facts[column][place] in values for column, values in limits.get("where", {}).items())
+            and all(facts[column][row] in values for column, values in limits.get("where", {}).items())
         )
 
-    expected = [item for item in ranked.ids if allowed(item)][:k]
+    expected = [item for item in ranking.ids if is_allowed(item)][:k]
     assert ids(client.post("/recommendations", json={"history": history, "k": k, **limits})) == expected
     user = next(users)
-    post_events(client, *({"user": user, "item": item, "time": place} for place, item in enumerate(history)))
+    post_events(client, *({"user": user, "item": item, "time": time_us} for time_us, item in enumerate(history)))
     query: dict[str, Any] = {
         "k": k,
         **{name: limits[name] for name in ("exclude", "only", "keep_seen") if name in limits},
     }
     where = limits.get("where", {})
     query["where"] = [f"{column}:{str(value).lower()}" for column, values in where.items() for value in values]
-    if all(where.values()) and limits.get("only") != []:  # an empty list cannot be said in a query
+    if all(where.values()) and limits.get("only") != []:  # an empty list has no form in a URL query
         assert ids(client.get(f"/users/{user}/recommendations", params=query)) == expected
 
 
-def test_all_of_a_long_history_is_seen(client: Client) -> None:
-    """Also what is older than the events read at first."""
+def test_every_item_of_a_long_history_counts_as_seen(client: Client) -> None:
+    """Also items older than the events read at first."""
     user = next(users)
     newest = [{"user": user, "item": "i02", "time": number} for number in range(1, 1001)]
     post_events(client, *newest)
     post_events(client, {"user": user, "item": "i07", "time": 0})
-    assert {name for name, _ in scored(answer(client, user))} == set(ANSWERABLE) - {"i02", "i07"}
+    assert {name for name, _ in scores_in(answer(client, user))} == set(ANSWERABLE) - {"i02", "i07"}
 
 
 @pytest.mark.parametrize("events", [2, 3, 4, 8])
@@ -428,33 +432,33 @@ def test_around_the_number_of_events_read_at_first(
     monkeypatch.setattr(engine_module, "FIRST_READ", 3)
     user = next(users)
     post_events(client, *({"user": user, "item": item} for item in ITEMS[:events]))
-    assert {name for name, _ in scored(answer(client, user))} == set(ANSWERABLE) - set(ITEMS[:events])
+    assert {name for name, _ in scores_in(answer(client, user))} == set(ANSWERABLE) - set(ITEMS[:events])
     assert len(client.post("/explanations", json={"user": user}).json()["contributions"]) == events
 
 
-def test_an_explanation_of_a_user_is_that_of_the_history(client: Client) -> None:
+def test_an_explanation_of_a_user_uses_the_stored_history(client: Client) -> None:
     user = next(users)
     history = ["i03", "ghost", "i04"]
     post_events(client, *({"user": user, "item": item} for item in history))
     one = client.post("/explanations", json={"user": user}).json()
     assert one == client.post("/explanations", json={"history": history}).json()
-    assert one["item"]["id"] == scored(answer(client, user))[0][0]
+    assert one["item"]["id"] == scores_in(answer(client, user))[0][0]
     other = client.post("/explanations", json={"user": user, "model": "second"}).json()
     assert other["item"]["score"] != one["item"]["score"]
 
 
-# --- two models, the catalogue ------------------------------------------------------------------------------------
+# --- two models, the catalogue --------------------------------------------------------------------------------------
 
 
 def test_two_models_side_by_side(client: Client, service: Service) -> None:
     user = next(users)
     post_events(client, {"user": user, "item": "i03"})
-    one, other = answer(client, user), answer(client, user, model="second")
-    assert (one["model"], other["model"]) == ("first", "second")
-    assert answer(client, user, model="first") == one
-    assert scored(one) != scored(other)
+    first_answer, second_answer = answer(client, user), answer(client, user, model="second")
+    assert (first_answer["model"], second_answer["model"]) == ("first", "second")
+    assert answer(client, user, model="first") == first_answer
+    assert scores_in(first_answer) != scores_in(second_answer)
     body = {"history": ["i03"], "k": 100, "model": "second"}
-    assert client.post("/recommendations", json=body).json()["items"] == other["items"]
+    assert client.post("/recommendations", json=body).json()["items"] == second_answer["items"]
     assert client.get("/items/i03/similar?model=second").json()["model"] == "second"
     assert ids(client.get("/items/i03/similar?model=second")) != ids(client.get("/items/i03/similar"))
     for response in (
@@ -464,10 +468,10 @@ def test_two_models_side_by_side(client: Client, service: Service) -> None:
         client.post("/explanations", json={"user": user, "model": "third"}),
     ):
         assert_problem(response, 404, "No model called 'third' is being served; there is: first, second.")
-    served = client.get("/model").json()
-    assert (served["active"], served["previous"], served["switchable"]) == ("first", None, [])
-    assert [card["name"] for card in served["models"]] == ["first", "second"]
-    assert served["models"][0] == {
+    status = client.get("/model").json()
+    assert (status["active"], status["previous"], status["switchable"]) == ("first", None, [])
+    assert [card["name"] for card in status["models"]] == ["first", "second"]
+    assert status["models"][0] == {
         "name": "first",
         "seen": "excluded",
         "items": 14,
@@ -501,10 +505,10 @@ def test_the_catalogue_is_searched(client: Client) -> None:
     assert ids(client.get("/items?search=.*")) == []
 
 
-# --- what fails, and who may --------------------------------------------------------------------------------------
+# --- failures and roles ---------------------------------------------------------------------------------------------
 
 
-def test_a_store_that_fails_is_503_and_says_nothing_of_itself(
+def test_a_failing_store_is_503_without_details(
     client: Client, service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: Any, **__: Any) -> Any:
@@ -524,7 +528,7 @@ def test_a_store_that_fails_is_503_and_says_nothing_of_itself(
         assert response.headers["retry-after"] == "5"
         assert "secret" not in response.text
     assert client.get("/health/live").status_code == 200
-    assert client.post("/recommendations", json={"history": ["i01"]}).status_code == 200, "which needs no store"
+    assert client.post("/recommendations", json={"history": ["i01"]}).status_code == 200, "no store needed"
     assert client.get("/items").status_code == 200
     assert "/secret/place" in caplog.text
     monkeypatch.undo()
@@ -534,7 +538,7 @@ def test_a_store_that_fails_is_503_and_says_nothing_of_itself(
     assert "segue_store_errors_total 6.0" in metrics
 
 
-def test_metrics_count_what_happened(client: Client) -> None:
+def test_metrics_count_requests_and_events(client: Client) -> None:
     def count(name: str) -> float:
         lines = client.get("/metrics").text.splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
@@ -575,7 +579,7 @@ GUARDED: list[tuple[str, str, str, Any]] = [
 ]
 
 
-def test_keys_open_what_they_are_for_and_a_refusal_changes_nothing(recommender: Recommender, tmp_path: Path) -> None:
+def test_keys_give_their_role_and_a_refusal_changes_nothing(recommender: Recommender, tmp_path: Path) -> None:
     service = small_service(tmp_path / "s", recommender)
     keys = Keys({"read": [KEYS["read"]], "write": [KEYS["write"]], "admin": [KEYS["admin"]]})
     senders: list[str | None] = [None, "nobody-0123456789", *KEYS.values()]
@@ -593,11 +597,11 @@ def test_keys_open_what_they_are_for_and_a_refusal_changes_nothing(recommender: 
             for key in senders:
                 if key == KEYS[role]:
                     continue
-                refused = ask(key, method, path, body)
+                response = ask(key, method, path, body)
                 known = key in KEYS.values()
-                assert_problem(refused, 403 if known else 401, f"role {role}" if known else "needs a key")
-                assert ("www-authenticate" in refused.headers) is not known
-        assert ask(KEYS["read"], "GET", "/users/kept/history").json() == history, "none of it was done"
+                assert_problem(response, 403 if known else 401, f"role {role}" if known else "needs a key")
+                assert ("www-authenticate" in response.headers) is not known
+        assert ask(KEYS["read"], "GET", "/users/kept/history").json() == history, "no refusal changed the history"
         assert ask(KEYS["read"], "GET", "/model").json() == model
         for role, method, path, body in GUARDED:
             status = ask(KEYS[role], method, path, body).status_code
@@ -606,27 +610,25 @@ def test_keys_open_what_they_are_for_and_a_refusal_changes_nothing(recommender: 
             assert ask(None, "GET", path).status_code == 200, path
 
 
-def test_an_explanation_is_of_this_moment_unless_another_is_named(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As answers are: models that look at times would explain another answer."""
-    asked: list[Any] = []
+def test_an_explanation_is_for_now_unless_a_time_is_given(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Like answers: with another time, a model with times would explain another answer."""
+    query_times: list[Any] = []
     explain = Recommender.explain
 
-    def spied(self: Recommender, *arguments: Any, now: Any = None, **rest: Any) -> Any:
-        asked.append(now)
+    def recording(self: Recommender, *arguments: Any, now: Any = None, **rest: Any) -> Any:
+        query_times.append(now)
         return explain(self, *arguments, now=now, **rest)
 
-    monkeypatch.setattr(Recommender, "explain", spied)
-    for moment in ({}, {"now": 1000}):
-        assert client.post("/explanations", json={"history": ["i01"], **moment}).status_code == 200
-    assert abs(asked[0] - time.time()) < 60 and asked[1] == 1000
+    monkeypatch.setattr(Recommender, "explain", recording)
+    for option in ({}, {"now": 1000}):
+        assert client.post("/explanations", json={"history": ["i01"], **option}).status_code == 200
+    assert abs(query_times[0] - time.time()) < 60 and query_times[1] == 1000
 
 
-def test_events_do_not_wait_for_an_engine_that_starts_again(
+def test_events_do_not_wait_for_a_restarting_engine(
     client: Client, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are on disk, and others wait behind them."""
+    """They are stored without the engine, and later requests would queue behind them."""
     user = next(users)
 
     class Restarting(LocalEngine):
@@ -638,7 +640,7 @@ def test_events_do_not_wait_for_an_engine_that_starts_again(
     local = service._engine
     assert isinstance(local, LocalEngine)
     monkeypatch.setattr("segue.serving.service.UNKNOWN_DEADLINE", 0.05)
-    with monkeypatch.context() as patched:
-        patched.setattr(service, "_engine", Restarting(local.engine))
+    with monkeypatch.context() as patch:
+        patch.setattr(service, "_engine", Restarting(local.engine))
         assert post_events(client, {"user": user, "item": "not met before"})["accepted"] == 1
     assert [event["item"] for event in client.get(f"/users/{user}/history").json()["events"]] == ["not met before"]

@@ -1,4 +1,4 @@
-"""`segue serve` as it is run: filled from a log, stopped in the middle, started again, with workers, behind keys."""
+"""The real `segue serve`: filled from a log, stopped under load, restarted, with workers and keys."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from segue.serving.settings import ServiceSettings
 SECRET_USER = "nobody-may-read-me"
 
 
-def in_flight(served: Served, requests: list[tuple[str, dict[str, Any]]]) -> list[socket.socket]:
+def in_flight(service: Served, requests: list[tuple[str, dict[str, Any]]]) -> list[socket.socket]:
     """Send requests, each on an accepted connection of its own, and read no answer."""
-    host, port = served.url.removeprefix("http://").split(":")
+    host, port = service.url.removeprefix("http://").split(":")
     sockets = []
     for _ in requests:
         connection = socket.create_connection((host, int(port)), timeout=WAIT)
@@ -46,10 +46,10 @@ def in_flight(served: Served, requests: list[tuple[str, dict[str, Any]]]) -> lis
 
 def answer_of(connection: socket.socket) -> bytes:
     with connection:
-        received = b""
+        answer = b""
         while part := connection.recv(65536):
-            received += part
-        return received
+            answer += part
+        return answer
 
 
 def check_sites(client: httpx.Client) -> None:
@@ -57,8 +57,8 @@ def check_sites(client: httpx.Client) -> None:
     shop = {"origin": "https://shop.example"}
     preflight = {"access-control-request-method": "POST"}
     assert client.options("/events", headers={**shop, **preflight}).status_code == 204
-    allowed = client.get("/health/live", headers=shop).headers
-    assert allowed["access-control-allow-origin"] == "https://shop.example"
+    headers = client.get("/health/live", headers=shop).headers
+    assert headers["access-control-allow-origin"] == "https://shop.example"
     elsewhere = {"origin": "https://other.example"}
     assert "access-control-allow-origin" not in client.get("/health/live", headers=elsewhere).headers
     assert_problem(client.post("/events", json={"user": "u", "item": "i01"}, headers=elsewhere), 403, "another site")
@@ -67,41 +67,41 @@ def check_sites(client: httpx.Client) -> None:
 def check_limit(client: httpx.Client) -> None:
     """A client above --rate-limit is refused with Retry-After."""
     flood = (client.get("/items?limit=1") for _ in range(500))
-    limited = next(answer for answer in flood if answer.status_code != 200)
-    assert_problem(limited, 429, "wait the seconds in Retry-After")
-    assert limited.headers["retry-after"] == "1"
-    assert client.get("/health/live").status_code == 200, "a probe is never too much"
+    refusal = next(answer for answer in flood if answer.status_code != 200)
+    assert_problem(refusal, 429, "wait the seconds in Retry-After")
+    assert refusal.headers["retry-after"] == "1"
+    assert client.get("/health/live").status_code == 200, "a probe has no rate limit"
 
 
-# --- two lives over one store: the second resumes where the first ended ----------------------------------------------
+# --- two servers over one store: the second resumes where the first ended -------------------------------------------
 
 
-def test_two_lives_over_one_store(cycle_run: Path, cycle_data: Path, tmp_path: Path) -> None:
+def test_two_servers_over_one_store(cycle_run: Path, cycle_data: Path, tmp_path: Path) -> None:
     for name in ("one", "two"):
         shutil.copytree(cycle_run, tmp_path / "runs" / name)
-    live_as_one_process(tmp_path, cycle_run, cycle_data)
-    live_as_two_workers(tmp_path, cycle_data)
+    serve_in_one_process(tmp_path, cycle_run, cycle_data)
+    serve_with_two_workers(tmp_path, cycle_data)
 
 
-def live_as_one_process(folder: Path, cycle_run: Path, cycle_data: Path) -> None:
+def serve_in_one_process(folder: Path, cycle_run: Path, cycle_data: Path) -> None:
     """Fill the store, query, add events, switch, reach the limit, and stop with requests in flight."""
     recommender = Recommender.open(cycle_run)
     options = ("--store", "events.sqlite", "--data", cycle_data, "--runs", folder / "runs")
-    more = ("--cors", "https://shop.example", "--rate-limit", "60")
-    with serving(folder / "runs" / "one", *options, *more, cwd=folder) as served:
-        client = served.client
+    limits = ("--cors", "https://shop.example", "--rate-limit", "60")
+    with serving(folder / "runs" / "one", *options, *limits, cwd=folder) as service:
+        client = service.client
         history = client.get("/users/u007/history").json()["events"]
         assert len(history) == 14, "known users are known"
-        known = recommender.recommend([event["item"] for event in history], k=5).ids
-        assert ids(client.get("/users/u007/recommendations?k=5")) == known
+        expected = recommender.recommend([event["item"] for event in history], k=5).ids
+        assert ids(client.get("/users/u007/recommendations?k=5")) == expected
 
         assert client.get(f"/users/{SECRET_USER}/recommendations").json()["fallback"] == "popularity"
         event = {"user": SECRET_USER, "item": "i03", "id": "first"}
         assert client.post("/events", json=event).json() == {"accepted": 1, "duplicates": 0, "unknown": []}
         new = recommender.recommend(["i03"], k=5).ids
         assert ids(client.get(f"/users/{SECRET_USER}/recommendations?k=5")) == new
-        explained = client.post("/explanations", json={"user": SECRET_USER}).json()
-        assert explained["item"]["id"] == new[0]
+        explanation = client.post("/explanations", json={"user": SECRET_USER}).json()
+        assert explanation["item"]["id"] == new[0]
         assert_problem(client.get(f"/users/{SECRET_USER}/recommendations?where=x:y"), 400, "no column 'x'")
 
         assert client.put("/model", json={"run": "two"}).json() == {"active": "two", "previous": "one"}
@@ -109,24 +109,24 @@ def live_as_one_process(folder: Path, cycle_run: Path, cycle_data: Path) -> None
         assert_problem(client.put("/model", json={"run": "../runs/one"}), 409, "no run called")
 
         check_sites(client)
-        traced = client.get("/items", headers={"x-request-id": "trace-me"})
-        assert traced.headers["x-request-id"] == "trace-me"
+        response = client.get("/items", headers={"x-request-id": "trace-me"})
+        assert response.headers["x-request-id"] == "trace-me"
 
         check_limit(client)
-        time.sleep(1)  # a full bucket again
+        time.sleep(1)  # refills the rate limit
         waiting = in_flight(
-            served,
+            service,
             [("/explanations", {"history": [f"i{n % 12:02}" for n in range(9000)]})] * 12
             + [("/events", {"user": SECRET_USER, "item": "i05", "id": f"late {n}"}) for n in range(5)]
             + [("/recommendations", {"history": ["i01"]})] * 5,
         )
         time.sleep(0.05)
-        family = served.family()
-        served.process.send_signal(signal.SIGTERM)
+        family = service.family()
+        service.process.send_signal(signal.SIGTERM)
         answers = [answer_of(connection) for connection in waiting]
         assert [answer.split(b" ")[1] for answer in answers] == [b"200"] * len(waiting)
-        served.ended(family)
-    lines = served.lines()
+        service.ended(family)
+    lines = service.lines()
     requests = [line for line in lines if line["logger"] == "segue.serving.requests"]
     assert len(requests) > 40
     stopping = next(index for index, line in enumerate(lines) if line["message"] == "Shutting down")
@@ -134,31 +134,31 @@ def live_as_one_process(folder: Path, cycle_run: Path, cycle_data: Path) -> None
     assert all(line["request_id"] and line["route"] and "milliseconds" in line for line in requests)
     assert any(line["request_id"] == "trace-me" and line["route"] == "/items" for line in requests)
     for secret in (SECRET_USER, "u007"):
-        assert secret.encode() not in served.errors, "no user's id in the log"
-    assert b"840 events of 60 users" in served.errors
+        assert secret.encode() not in service.errors, "no user's id in the log"
+    assert b"840 events of 60 users" in service.errors
 
 
-def live_as_two_workers(folder: Path, cycle_data: Path) -> None:
-    """The state of the first life is still there; both workers share events, switches and metrics."""
+def serve_with_two_workers(folder: Path, cycle_data: Path) -> None:
+    """The state of the first server is still there; both workers share events, switches and metrics."""
     options = ("--store", "events.sqlite", "--data", cycle_data, "--runs", folder / "runs", "--workers", "2")
-    with serving(folder / "runs" / "one", *options, cwd=folder) as served:
+    with serving(folder / "runs" / "one", *options, cwd=folder) as service:
 
         def fresh(method: str, path: str, **body: Any) -> httpx.Response:
             """On a connection of its own, which either worker may take."""
             options: Any = {"trust_env": False, "timeout": WAIT, "verify": False}  # certificates take 50 ms to load
-            return httpx.request(method, f"{served.url}{path}", json=body or None, **options)
+            return httpx.request(method, f"{service.url}{path}", json=body or None, **options)
 
         ready = fresh("GET", "/health/ready")
         assert ready.status_code == 200
         history = fresh("GET", f"/users/{SECRET_USER}/history").json()["events"]
-        assert [event["item"] for event in history] == ["i03"] + ["i05"] * 5, "acknowledged in the shutdown too"
-        assert fresh("GET", "/model").json()["active"] == "two", "as it was switched to"
+        assert [event["item"] for event in history] == ["i03"] + ["i05"] * 5, "those acknowledged in the shutdown too"
+        assert fresh("GET", "/model").json()["active"] == "two", "the switch is stored"
 
         with ThreadPoolExecutor(8) as pool:
             new = list(pool.map(lambda n: fresh("POST", "/events", user="shared", item=f"x{n % 10}", id=n), range(40)))
             assert {answer.status_code for answer in new} == {200}
-            seen = list(pool.map(lambda _: fresh("GET", "/users/shared/history"), range(20)))
-            assert {len(answer.json()["events"]) for answer in seen} == {40}
+            answers = list(pool.map(lambda _: fresh("GET", "/users/shared/history"), range(20)))
+            assert {len(answer.json()["events"]) for answer in answers} == {40}
             again = list(pool.map(lambda n: fresh("POST", "/events", user="shared", item="x", id=n), range(40)))
             assert sum(answer.json()["duplicates"] for answer in again) == 40
 
@@ -166,17 +166,17 @@ def live_as_two_workers(folder: Path, cycle_data: Path) -> None:
             limit = time.monotonic() + 5
             while 'name="one"} 2.0' not in (text := fresh("GET", "/metrics").text):
                 assert time.monotonic() < limit, f"both workers serve it: {text}"
-            seen = list(pool.map(lambda _: fresh("GET", "/users/u/recommendations"), range(8)))
-            assert {answer.json()["model"] for answer in seen} == {"one"}
+            answers = list(pool.map(lambda _: fresh("GET", "/users/u/recommendations"), range(8)))
+            assert {answer.json()["model"] for answer in answers} == {"one"}
             assert 'segue_events_total{outcome="accepted"} 40.0' in text
             assert 'segue_events_total{outcome="duplicate"} 40.0' in text
-        served.stop()
-    assert b"has the histories" in served.errors, "the store is filled once"
-    assert SECRET_USER.encode() not in served.errors
-    assert all(line["level"] != "error" for line in served.lines())
+        service.stop()
+    assert b"has the histories" in service.errors, "the store is filled once"
+    assert SECRET_USER.encode() not in service.errors
+    assert all(line["level"] != "error" for line in service.lines())
 
 
-# --- what it refuses to start with ----------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------------------------
 
 
 def test_refusals(line: CommandLine, cycle_run: Path, tmp_path: Path) -> None:
@@ -190,17 +190,20 @@ def test_refusals(line: CommandLine, cycle_run: Path, tmp_path: Path) -> None:
     three = [cycle_run] * 3
     line.refuses("serve", *three, "--port", "0", says=("one run to serve, or two", "got 3"))
     for workers in ("1", "2"):
-        how = ("serve", cycle_run, "--port", "0", "--workers", workers)
-        line.refuses(*how, "--rate-limit", "0", says=("--rate-limit must be a number", "above 0, got 0"))
-        line.refuses(*how, "--cors", "shop.example", says=("--cors is a scheme and a host", "'shop.example'"))
+        arguments = ("serve", cycle_run, "--port", "0", "--workers", workers)
+        line.refuses(*arguments, "--rate-limit", "0", says=("--rate-limit must be a number", "above 0, got 0"))
+        line.refuses(*arguments, "--cors", "shop.example", says=("--cors is a scheme and a host", "'shop.example'"))
         line.refuses(
-            *how, "--log-level", "loud", says=("--log-level must be one of debug, info, warning, error, got 'loud'",)
+            *arguments,
+            "--log-level",
+            "loud",
+            says=("--log-level must be one of debug, info, warning, error, got 'loud'",),
         )
     line.refuses("serve", cycle_run, "--data", "nowhere", "--port", "0", says=("nowhere does not exist",))
 
 
-def test_no_worker_is_started_for_what_cannot_work(cycle_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers that end are replaced, so one that cannot start would be started again for ever."""
+def test_no_worker_is_started_with_invalid_settings(cycle_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that end are replaced, so one that cannot start would be restarted for ever."""
 
     def refuse(_: object) -> None:
         raise StoreError("The folder nowhere does not exist.")
@@ -224,7 +227,7 @@ class UnsendableError(Exception):
 
 
 class OddEngine:
-    """What it raises and what it gives cannot be sent."""
+    """Its errors and results cannot be pickled."""
 
     def fails(self) -> None:
         raise UnsendableError
@@ -238,22 +241,22 @@ class OddEngine:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("method", ["fails", "gives"])
-def test_an_engine_answers_also_what_it_cannot_send(method: str) -> None:
-    """After a notification the event loop reads: with nothing to read, the whole service would block."""
+def test_an_engine_answers_with_an_error_if_it_cannot_send_a_result(method: str) -> None:
+    """After a notification the event loop reads; without anything to read, the whole service would block."""
     notifications, notify = multiprocessing.Pipe(duplex=False)
-    near, far = multiprocessing.Pipe()
+    parent_end, child_end = multiprocessing.Pipe()
     engine: Any = OddEngine()
-    thread = threading.Thread(target=_serve_channel, args=(engine, Endpoint(far, notify), "control"), daemon=True)
+    thread = threading.Thread(target=_serve_channel, args=(engine, Endpoint(child_end, notify), "control"), daemon=True)
     thread.start()
     try:
-        near.send((method, ()))
-        assert near.poll(2), "no answer"
-        assert near.recv() is not None
-        near.send(("works", ()))
-        assert near.poll(2), "the channel goes on"
-        assert near.recv() == 7
+        parent_end.send((method, ()))
+        assert parent_end.poll(2), "no answer"
+        assert parent_end.recv() is not None
+        parent_end.send(("works", ()))
+        assert parent_end.poll(2), "the channel still works"
+        assert parent_end.recv() == 7
     finally:
-        near.close()
+        parent_end.close()
         thread.join(5)
-        for end in (notifications, notify, far):
+        for end in (notifications, notify, child_end):
             end.close()

@@ -1,4 +1,4 @@
-"""A planted answer: items go round in a cycle, so that what comes next is known. And small trainings over it."""
+"""A planted log, in which items follow a cycle, so that the next item is known; and short trainings on it."""
 
 from __future__ import annotations
 
@@ -37,21 +37,23 @@ def sequences_of(*users: Sequence[int]) -> Sequences:
     return Sequences(
         offsets=np.concatenate(([0], np.cumsum(lengths))).astype(np.int64),
         items=np.array([item for user in users for item in user], dtype=np.int32),
-        times=np.array([place * 1_000_000 for length in lengths for place in range(length)], dtype=np.int64),
+        times=np.array([position * 1_000_000 for length in lengths for position in range(length)], dtype=np.int64),
     )
 
 
 def cycle(users: int = 60, *, seed: int = 0) -> Sequences:
-    """Each user starts anywhere and goes on round the cycle, for five to fourteen events."""
+    """Each user starts at a random item and follows the cycle for five to fourteen events."""
     rng = np.random.default_rng(seed)
-    drawn = zip(rng.integers(0, N_ITEMS, users), rng.integers(5, 15, users), strict=True)
-    return sequences_of(*([(start + place) % N_ITEMS + 1 for place in range(length)] for start, length in drawn))
+    walks = zip(rng.integers(0, N_ITEMS, users), rng.integers(5, 15, users), strict=True)
+    return sequences_of(
+        *([(first_item + position) % N_ITEMS + 1 for position in range(length)] for first_item, length in walks)
+    )
 
 
 def recipe_of(
     *, model: dict[str, Any] | None = None, objective: dict[str, Any] | None = None, **train: Any
 ) -> TrainingSetup:
-    """Small, with dropout on so that every source of randomness is used; one thread, so that bits repeat."""
+    """A small setup: dropout uses every source of randomness, and one thread makes results identical."""
     kind = BUILDERS[(model or {}).get("kind", "esasrec")]
     narrow = {"feed_forward": 1} if "feed_forward" in kind.__struct_fields__ else {}
     shape = {"width": 8, "depth": 1, "length": 8, "dropout": 0.1, **narrow, **(model or {})}
@@ -65,7 +67,7 @@ def recipe_of(
 
 
 class _LearnedError(Exception):
-    """Validation has nothing left to improve."""
+    """The validation score is PERFECT."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +90,7 @@ class Log:
     def split(self) -> Split:
         return self.whole.split
 
-    def chosen(
+    def train(
         self,
         recipe: TrainingSetup,
         folder: Path,
@@ -101,30 +103,30 @@ class Log:
         setup = replace(recipe, progress=progress, facts=facts)
         return choose_epoch(setup, self.whole, seen=seen, folder=folder)
 
-    def learned(
+    def train_until_perfect(
         self, recipe: TrainingSetup, folder: Path, *, seen: SeenRule = "kept", facts: DataFacts = NO_FACTS
     ) -> tuple[SequenceModel, TrainingRecord]:
-        """`chosen`, but training ends as soon as validation is as good as perfect."""
+        """`train`, but end once the validation score is PERFECT."""
 
-        def enough(step: TrainingProgress) -> None:
+        def stop_if_perfect(step: TrainingProgress) -> None:
             if step.scores is not None and step.scores["ndcg@10"] >= PERFECT:
                 raise _LearnedError
 
         with suppress(_LearnedError):
-            return self.chosen(recipe, folder, seen=seen, progress=enough, facts=facts)
-        epochs = read_training_record(folder / STATE).epoch  # the state was saved before `enough` was called
-        done = replace(recipe, train=msgspec.structs.replace(recipe.train, epochs=epochs))
-        return self.chosen(done, folder, seen=seen, facts=facts)
+            return self.train(recipe, folder, seen=seen, progress=stop_if_perfect, facts=facts)
+        epochs = read_training_record(folder / STATE).epoch  # the state was saved before `stop_if_perfect` was called
+        finished = replace(recipe, train=msgspec.structs.replace(recipe.train, epochs=epochs))
+        return self.train(finished, folder, seen=seen, facts=facts)
 
     def windows(self, recipe: TrainingSetup) -> Windows:
         return training_windows(self.sequences, self.split.train_end, length=recipe.model.length + 1)
 
-    def fitted(
+    def fit(
         self, recipe: TrainingSetup, state_file: Path, validate: Validate | None, *, objective: Objective | None = None
     ) -> tuple[SequenceModel, TrainingState]:
-        """Training with a validation of the test's own."""
-        first = torch.Generator().manual_seed(recipe.train.seed)
-        model = build_model(recipe.model, len(self.counts) - 1, generator=first)
+        """Train with a custom validation."""
+        generator = torch.Generator().manual_seed(recipe.train.seed)
+        model = build_model(recipe.model, len(self.counts) - 1, generator=generator)
         state = fit(
             model,
             objective or Objective(recipe.objective, self.counts),

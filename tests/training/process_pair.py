@@ -1,6 +1,6 @@
-"""What two processes do for the tests of test_processes.py, all in one go, for each of them takes seconds to start.
+"""Everything that test_processes.py needs of two processes, in one launch, because starting them takes seconds.
 
-The same functions, called without others, are what the pair is compared with.
+The same functions in a single process give the expected results.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ STEPS = 20
 
 @dataclass(frozen=True)
 class Case:
-    """One way to learn. A batch of 60 events holds some users of different lengths, which are not shared out evenly."""
+    """One way to train. A batch of 60 events has users of different lengths, so shards are uneven."""
 
     objective: dict[str, Any]
     model: dict[str, Any] = field(default_factory=dict)
@@ -86,7 +86,7 @@ CASES = {
 }
 
 
-def prepared(case: Case) -> tuple[TrainingSetup, SequenceModel, Objective]:
+def prepare(case: Case) -> tuple[TrainingSetup, SequenceModel, Objective]:
     recipe = recipe_of(
         model={"dropout": 0.0, **dropless(case.model), **case.model},
         objective=case.objective,
@@ -94,10 +94,10 @@ def prepared(case: Case) -> tuple[TrainingSetup, SequenceModel, Objective]:
         tokens=case.tokens,
         averaging=0.9,
     )
-    first = torch.Generator().manual_seed(recipe.train.seed)
+    generator = torch.Generator().manual_seed(recipe.train.seed)
     codes = np.random.default_rng(1).integers(0, 4, (N_ITEMS + 1, 2)).astype(np.uint8)
     facts = DataFacts(codes=codes if case.model.get("items") == "codes" else None)
-    model = build_model(recipe.model, N_ITEMS, generator=first, facts=facts).double()
+    model = build_model(recipe.model, N_ITEMS, generator=generator, facts=facts).double()
     model.items.sparse_gradients = case.by_rows
     return recipe, model, Objective(recipe.objective, LOG.counts, length=model.length)
 
@@ -108,12 +108,12 @@ def dropless(model: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def learned(case: Case, folder: Path, group: ProcessGroup = SINGLE_PROCESS) -> dict[str, Tensor]:
-    """The weights after some epochs, and what was counted."""
-    recipe, model, objective = prepared(case)
+def train_case(case: Case, folder: Path, group: ProcessGroup = SINGLE_PROCESS) -> dict[str, Tensor]:
+    """Weights after some epochs, the state of the objective, and losses."""
+    recipe, model, objective = prepare(case)
     folder.mkdir()
     windows = training_windows(LOG.sequences, LOG.split.train_end, length=model.length + objective.extra)
-    with patch.object(catalogue, "LEAST_CODED", 1):  # codes are summed, as those of many items are
+    with patch.object(catalogue, "LEAST_CODED", 1):  # scores are sums over codes, as for large catalogues
         state = fit(
             model,
             objective,
@@ -129,52 +129,52 @@ def learned(case: Case, folder: Path, group: ProcessGroup = SINGLE_PROCESS) -> d
     return {**weights_of(model), **objective.state, "losses": torch.tensor(losses, dtype=torch.float64)}
 
 
-def drawn_gradients(group: ProcessGroup = SINGLE_PROCESS) -> dict[str, Tensor]:
-    """REINFORCE: of states that are the same however many processes there are, for no two draw the same."""
+def sampled_gradients(group: ProcessGroup = SINGLE_PROCESS) -> dict[str, Tensor]:
+    """Gradients of REINFORCE, from states that do not depend on the number of processes: each samples its own."""
     case = Case(SHARED, {"kind": "narm", "scores": "bilinear", "choice": "reinforce"})
-    recipe, model, objective = prepared(case)
+    recipe, model, objective = prepare(case)
     set_generator(model, torch.Generator().manual_seed(5))
     batch = next(LOG.windows(recipe).batches(60, np.random.default_rng(2)))
     examples = objective.examples(batch, np.random.default_rng(3))
     shard = BatchShard.of(examples, group)
     hidden = model.train().encode(tensors(examples.inputs))
-    before = sum(len(rows) for rows in shard.rows[: group.rank])  # every state is asked once
-    own = hidden[before : before + len(shard.own.inputs.items)]
-    loss = objective.loss(model, own, examples, torch.Generator().manual_seed(4), shard)
+    before = sum(len(rows) for rows in shard.rows[: group.rank])  # each state belongs to one process
+    states = hidden[before : before + len(shard.own.inputs.items)]
+    loss = objective.loss(model, states, examples, torch.Generator().manual_seed(4), shard)
     torch.autograd.backward(loss)
     value = sum_gradients(list(model.parameters()), loss, group)
-    found = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
-    return {**found, "loss": torch.tensor(value, dtype=torch.float64)}
+    gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+    return {**gradients, "loss": torch.tensor(value, dtype=torch.float64)}
 
 
-def measured(group: ProcessGroup = SINGLE_PROCESS) -> dict[str, Any]:
-    """The report of a model that has not learned anything, its ranks, and what it finds in a window."""
-    _, model, _ = prepared(Case({}))
+def evaluations(group: ProcessGroup = SINGLE_PROCESS) -> dict[str, Any]:
+    """The report of an untrained model, its ranks, and its ranks in a time window."""
+    _, model, _ = prepare(Case({}))
     scorer, settings = ModelScorer(model.float()), EvaluateSettings(at=(1, 3, 10))
     evaluation = evaluate(scorer, LOG.whole, settings=settings, group=group)
     evaluator = Evaluator(sequences=LOG.sequences, counts=LOG.counts, seen="kept", group=group)
     cases = LOG.split.cases("valid", "last")
     window = window_cases(LOG.sequences, time=4_500_000, until=9_000_000)
     interest = np.arange(N_ITEMS + 1) % 3
-    found = rank_targets(evaluator, scorer, window, (1, 3), time=window.time, interest=interest)
+    ranks = rank_targets(evaluator, scorer, window, (1, 3), time=window.time, interest=interest)
     return {
         "report": msgspec.to_builtins(evaluation.report),
         "ranks": evaluation.ranks.tolist(),
         "few at a time": evaluator.ranks(scorer, cases, tokens=20).tolist(),
-        "window": {name: values.tolist() for name, values in user_values(window, found, (1, 3)).items()},
-        "shown": {str(k): times.tolist() for k, times in found.shown.items()},
+        "window": {name: values.tolist() for name, values in user_values(window, ranks, (1, 3)).items()},
+        "shown": {str(k): times.tolist() for k, times in ranks.shown.items()},
     }
 
 
-def chosen(recipe: TrainingSetup, folder: Path, group: ProcessGroup = SINGLE_PROCESS) -> dict[str, Tensor]:
-    """Training with validation, or what is left of it."""
+def train_and_choose(recipe: TrainingSetup, folder: Path, group: ProcessGroup = SINGLE_PROCESS) -> dict[str, Tensor]:
+    """Train with validation, or resume it."""
     folder.mkdir(exist_ok=True)
     model, _ = choose_epoch(replace(recipe, group=group), LOG.whole, seen="kept", folder=folder)
     return weights_of(model)
 
 
 def refusal(data: Path, out: Path) -> str:
-    """What every process is told where the folder is there already."""
+    """The error of each process if the folder exists already."""
     try:
         make_run(TrainingRequest(data, out=out))
     except SegueError as error:
@@ -182,32 +182,40 @@ def refusal(data: Path, out: Path) -> str:
     return ""
 
 
-def be_one_of_two(places: tuple[Path, Path], tell: Callable[[bytes], None]) -> None:
-    """Everything, in each of the two processes; the first one writes what it found into the folder."""
-    folder, data = places
-    refused = refusal(data, folder)
+def run_as_one_of_two(paths: tuple[Path, Path], send: Callable[[bytes], None]) -> None:
+    """Run everything as one of two processes, and write the results of each into the folder."""
+    folder, data = paths
+    refusal_message = refusal(data, folder)
     with join_group() as group:
-        everything: dict[str, dict[str, Tensor]] = {
-            name: learned(case, folder / f"{group.rank} {name}", group) for name, case in CASES.items()
+        weights: dict[str, dict[str, Tensor]] = {
+            name: train_case(case, folder / f"{group.rank} {name}", group) for name, case in CASES.items()
         }
-        everything["draws"] = drawn_gradients(group)
-        together = folder / "together"
-        everything["goes on"] = chosen(recipe_of(epochs=3, model=DROPLESS), folder / "begun alone", group)
-        everything["begins"] = chosen(recipe_of(epochs=1, model=DROPLESS), folder / "begun by two", group)
-        everything["whole"] = chosen(recipe_of(epochs=2), folder / "whole", group)
-        chosen(recipe_of(epochs=1), together, group)
-        everything["in two goes"] = chosen(recipe_of(epochs=2), together, group)
-        report = measured(group)
-    body = {**report, "refusal": refused}
+        weights["sampled"] = sampled_gradients(group)
+        folder_of_resumed = folder / "together"
+        weights["resumed by two"] = train_and_choose(
+            recipe_of(epochs=3, model=DROPLESS), folder / "from one process", group
+        )
+        weights["first epoch by two"] = train_and_choose(
+            recipe_of(epochs=1, model=DROPLESS), folder / "from two processes", group
+        )
+        weights["whole"] = train_and_choose(recipe_of(epochs=2), folder / "whole", group)
+        train_and_choose(recipe_of(epochs=1), folder_of_resumed, group)
+        weights["resumed"] = train_and_choose(recipe_of(epochs=2), folder_of_resumed, group)
+        report = evaluations(group)
+    body = {**report, "refusal": refusal_message}
     (folder / f"report{group.rank}.json").write_bytes(msgspec.json.encode(body))
-    flat = {f"{name}/{key}": value.contiguous() for name, found in everything.items() for key, value in found.items()}
+    flat = {
+        f"{name}/{key}": value.contiguous()
+        for name, case_weights in weights.items()
+        for key, value in case_weights.items()
+    }
     save_file(flat, folder / f"learned{group.rank}.safetensors")
-    tell(f"process {group.rank} of {group.size}".encode())
+    send(f"process {group.rank} of {group.size}".encode())
 
 
 DROPLESS = {"dropout": 0.0}
 
 
-def begin_alone(folder: Path) -> None:
-    """An epoch by one process, for two to resume from."""
-    chosen(recipe_of(epochs=1, model=DROPLESS), folder / "begun alone")
+def train_one_epoch(folder: Path) -> None:
+    """Train one epoch in one process, from which two resume."""
+    train_and_choose(recipe_of(epochs=1, model=DROPLESS), folder / "from one process")

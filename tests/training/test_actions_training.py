@@ -1,4 +1,4 @@
-"""Training with tasks that look ahead: short histories, strides, what is counted and taken up again."""
+"""Training with tasks of several future targets: short histories, strides, target counts and resuming."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ MIXED = {
 LOG = Log.of(cycle(40))
 
 
-def test_what_was_counted_is_taken_up_with_the_weights(tmp_path: Path) -> None:
-    """The counts are saved, and without it the same training would end elsewhere."""
+def test_target_counts_are_saved_and_restored_with_the_weights(tmp_path: Path) -> None:
+    """Without the saved counts, training resumes to other weights."""
     recipe = recipe_of(epochs=3, objective=MIXED)
-    whole, _ = LOG.chosen(recipe, tmp_path / "whole")
+    whole, _ = LOG.train(recipe, tmp_path / "whole")
     for name in ("stopped", "forgetful"):
-        LOG.chosen(recipe_of(epochs=2, objective=MIXED), tmp_path / name)
+        LOG.train(recipe_of(epochs=2, objective=MIXED), tmp_path / name)
     path = tmp_path / "forgetful" / STATE
     tensors, header = load_file(path), _header(path)
-    counted = tensors["counter.target_counts"]
-    assert counted.shape == LOG.counts.shape and counted.sum() > 0
-    save_file({**tensors, "counter.target_counts": torch.zeros_like(counted)}, path, metadata=header)
-    resumed, forgetful = (LOG.chosen(recipe, tmp_path / name)[0] for name in ("stopped", "forgetful"))
+    target_counts = tensors["counter.target_counts"]
+    assert target_counts.shape == LOG.counts.shape and target_counts.sum() > 0
+    save_file({**tensors, "counter.target_counts": torch.zeros_like(target_counts)}, path, metadata=header)
+    resumed, forgetful = (LOG.train(recipe, tmp_path / name)[0] for name in ("stopped", "forgetful"))
     assert same_weights(weights_of(resumed), weights_of(whole))
     assert not same_weights(weights_of(forgetful), weights_of(whole))
 
@@ -50,17 +50,17 @@ def _header(path: Path) -> dict[str, str]:
         return dict(file.metadata())
 
 
-def test_a_state_that_counted_nothing_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    LOG.chosen(recipe_of(epochs=1, objective={**MIXED, "sampler": "mixed"}), tmp_path)
+def test_a_state_without_target_counts_is_refused(tmp_path: Path) -> None:
+    LOG.train(recipe_of(epochs=1, objective={**MIXED, "sampler": "mixed"}), tmp_path)
     with pytest.raises(FolderError, match="cannot resume"):
-        LOG.chosen(recipe_of(epochs=2, objective=MIXED), tmp_path)
+        LOG.train(recipe_of(epochs=2, objective=MIXED), tmp_path)
 
 
 @pytest.mark.parametrize("task", ["dense-all-action", "all-action", "next-action"])
 @pytest.mark.parametrize("stride", [0.0, 0.5], ids=["newest", "strides"])
-def test_a_cycle_is_learned_by_looking_one_event_ahead(task: str, stride: float, tmp_path: Path) -> None:
-    """Events are a second apart, so that a window of a second holds the next alone. All histories are short. Any order
-    of the eleven items would score about .4."""
+def test_a_cycle_is_learned_with_one_future_target(task: str, stride: float, tmp_path: Path) -> None:
+    """Events are one second apart, so that a window of a second has the next event alone. All histories are short. A
+    random order of the eleven items scores about .4."""
     seconds = {} if task == "next-action" else {"task__days": 1 / 86400, "task__labels": 4}
     recipe = recipe_of(
         epochs=25 if task == "all-action" else 10,
@@ -69,48 +69,48 @@ def test_a_cycle_is_learned_by_looking_one_event_ahead(task: str, stride: float,
         stride=stride,
         averaging=0.9,
     )
-    _, record = LOG.learned(recipe, tmp_path)
+    _, record = LOG.train_until_perfect(recipe, tmp_path)
     assert record.best_score > 0.8
 
 
-def test_looking_further_ahead_spreads_the_answers(tmp_path: Path) -> None:
-    """With a window of three seconds the three next items are as likely: the next one is often not the first."""
+def test_several_future_targets_are_equally_likely(tmp_path: Path) -> None:
+    """With a window of three seconds the next three items are equally likely: the first is often not the next."""
     objective = {"task": "dense-all-action", "task__days": 3 / 86400}
-    model, progress = LOG.chosen(recipe_of(epochs=10, objective=objective, averaging=0.9), tmp_path)
+    model, progress = LOG.train(recipe_of(epochs=10, objective=objective, averaging=0.9), tmp_path)
     assert 0.5 < progress.best_score < 0.95
     assert model.length == 8
 
 
 def test_five_events_are_enough(tmp_path: Path) -> None:
-    """Of users of five events the validation and test take two: two questions each are left."""
+    """Validation and test take two of five events: two training positions per user remain."""
     log = Log.of(sequences_of(*[[1, 2, 3, 4, 5]] * 6))
-    _, progress = log.chosen(recipe_of(epochs=1, objective={"task": "dense-all-action"}), tmp_path)
+    _, progress = log.train(recipe_of(epochs=1, objective={"task": "dense-all-action"}), tmp_path)
     assert progress.history[0]["positions"] == 6 * 2
 
 
 @pytest.mark.parametrize("task", ["dense-all-action", "next-action"])
-def test_a_log_of_which_nothing_can_be_asked_says_so(task: str, tmp_path: Path) -> None:
-    """Everything happened at one moment, as in a log without times."""
+def test_a_log_without_targets_is_refused(task: str, tmp_path: Path) -> None:
+    """All events have the same timestamp, as in a log without times."""
     log = cycle(5)
-    still = Log.of(Sequences(offsets=log.offsets, items=log.items, times=np.zeros_like(log.times)))
+    log_without_times = Log.of(Sequences(offsets=log.offsets, items=log.items, times=np.zeros_like(log.times)))
     with pytest.raises(TrainingError, match=r"objective\.task\.positive.*objective\.task\.days.*'next-item'"):
-        still.chosen(recipe_of(objective={"task": task}), tmp_path)
+        log_without_times.train(recipe_of(objective={"task": task}), tmp_path)
 
 
 def test_kinds_come_from_the_facts_of_the_log(tmp_path: Path) -> None:
     log = cycle(20)
     kinds = np.asarray(log.items % 2).astype(np.uint16)
-    bought = Log.of(Sequences(offsets=log.offsets, items=log.items, times=log.times, kinds=kinds))
+    log_with_kinds = Log.of(Sequences(offsets=log.offsets, items=log.items, times=log.times, kinds=kinds))
 
     def positions(positive: list[dict[str, Any]]) -> float:
         recipe = recipe_of(epochs=1, objective={"task": "next-action", "task__positive": positive})
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
         setup = replace(recipe, facts=DataFacts(kinds=("look", "buy")))
-        _, progress = choose_epoch(setup, bought.whole, seen="kept", folder=folder)
+        _, progress = choose_epoch(setup, log_with_kinds.whole, seen="kept", folder=folder)
         return progress.history[0]["positions"]
 
     assert positions([{"kind": "buy"}]) < positions([])
     with pytest.raises(SettingsError, match=r"'sell'.*it has look, buy"):
         positions([{"kind": "sell"}])
-    assert N_ITEMS % 2, "so that kinds go round with the items"
+    assert N_ITEMS % 2, "kinds alternate along the cycle"

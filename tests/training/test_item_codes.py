@@ -1,4 +1,4 @@
-"""Codes that are learned: by a small model, of nothing but the training part, taken up where they were stopped."""
+"""Learned item codes: from a small model, from the training part alone, and resumed after a stop."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ LEARNED = model_settings(width=8, items="codes", items__assignment="learned", it
 
 
 @pytest.fixture(autouse=True)
-def few_negatives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand would be twenty-five times the catalogue."""
+def fewer_negatives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default of 1,000 is twenty-five times this catalogue."""
     monkeypatch.setattr(codes_module, "NEGATIVES", 50)
 
 
-def kinds_log(seed: int = 3) -> Sequences:
-    """Everybody keeps to one of four kinds of ten items each, but for the last two events, which are always 1 and 2."""
-    rng, kinds = np.random.default_rng(seed), np.arange(1, N_ITEMS + 1).reshape(4, 10)
-    return sequences_of(*([*rng.permutation(kinds[user % 4]).tolist(), 1, 2] for user in range(80)))
+def grouped_log(seed: int = 3) -> Sequences:
+    """Each user stays in one of four groups of ten items, except for the last two events, always 1 and 2."""
+    rng, groups = np.random.default_rng(seed), np.arange(1, N_ITEMS + 1).reshape(4, 10)
+    return sequences_of(*([*rng.permutation(groups[user % 4]).tolist(), 1, 2] for user in range(80)))
 
 
-def found(
+def learned_codes(
     folder: Path, log: Sequences, *, n_items: int = N_ITEMS, progress: Callable[[TrainingProgress], None] | None = None
 ) -> np.ndarray:
     folder.mkdir(exist_ok=True)
@@ -43,39 +43,40 @@ def found(
     return codes
 
 
-def test_items_that_follow_each_other_are_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_items_of_the_same_users_have_similar_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codes_module, "LEAST_STEPS", 200)
-    codes, same = found(tmp_path, kinds_log())[1:], np.kron(np.eye(4), np.ones((10, 10))) > 0
-    alike = (codes[:, None] == codes[None]).mean(2)
-    assert alike[same & ~np.eye(N_ITEMS, dtype=bool)].mean() > 1.25 * alike[~same].mean()
+    codes, same_group = learned_codes(tmp_path, grouped_log())[1:], np.kron(np.eye(4), np.ones((10, 10))) > 0
+    agreement = (codes[:, None] == codes[None]).mean(2)
+    assert agreement[same_group & ~np.eye(N_ITEMS, dtype=bool)].mean() > 1.25 * agreement[~same_group].mean()
 
 
-def test_what_is_held_out_changes_no_code_and_what_was_not_met_has_none(
+def test_held_out_events_change_no_code_and_cold_items_have_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(codes_module, "LEAST_STEPS", 30)
-    log = kinds_log()
-    other = log.items.copy()
-    other[log.offsets[1:] - 1], other[log.offsets[1:] - 2] = 41, 7
-    changed = Sequences(offsets=log.offsets, items=other, times=log.times)
-    codes, same = (found(tmp_path / name, each, n_items=41) for name, each in (("a", log), ("b", changed)))
-    assert np.array_equal(codes, same) and not codes[41].any() and codes.any()
+    log = grouped_log()
+    items = log.items.copy()
+    items[log.offsets[1:] - 1], items[log.offsets[1:] - 2] = 41, 7
+    changed = Sequences(offsets=log.offsets, items=items, times=log.times)
+    codes, codes_after_change = (
+        learned_codes(tmp_path / name, sequences, n_items=41) for name, sequences in (("a", log), ("b", changed))
+    )
+    assert np.array_equal(codes, codes_after_change) and not codes[41].any() and codes.any()
 
 
-def test_it_is_taken_up_where_it_was_stopped_and_told_apart_from_the_model_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_learning_codes_resumes_and_its_progress_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codes_module, "LEAST_STEPS", 10)
     steps: list[TrainingProgress] = []
 
-    def stopped(step: TrainingProgress) -> None:
+    def interrupt(step: TrainingProgress) -> None:
         if step.epoch == 4:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        found(tmp_path / "stopped", kinds_log(), progress=stopped)
+        learned_codes(tmp_path / "stopped", grouped_log(), progress=interrupt)
     assert np.array_equal(
-        found(tmp_path / "stopped", kinds_log(), progress=steps.append), found(tmp_path / "whole", kinds_log())
+        learned_codes(tmp_path / "stopped", grouped_log(), progress=steps.append),
+        learned_codes(tmp_path / "whole", grouped_log()),
     )
     assert {step.epoch for step in steps} >= {4} and min(step.epoch for step in steps) > 1, "not from the beginning"
     assert all(step.of == "codes" and step.scores is None for step in steps)

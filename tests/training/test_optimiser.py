@@ -14,31 +14,31 @@ from segue.training.optimiser import average_into, averaging_decay, optimiser, s
 from segue.training.settings import TrainSettings
 
 
-def settings_of(**chosen: Any) -> TrainSettings:
-    return msgspec.convert(chosen, TrainSettings)
+def settings_of(**options: Any) -> TrainSettings:
+    return msgspec.convert(options, TrainSettings)
 
 
-def step_sizes(steps: int, **chosen: Any) -> list[float]:
-    settings = settings_of(**chosen)
-    adamw, found = optimiser(nn.Linear(1, 1), settings), []
+def step_sizes(steps: int, **options: Any) -> list[float]:
+    settings = settings_of(**options)
+    adamw, sizes = optimiser(nn.Linear(1, 1), settings), []
     for step in range(steps):
         set_learning_rate(adamw, settings, step=step, passed=step / steps)
-        found.append(adamw.param_groups[0]["lr"])
-    return found
+        sizes.append(adamw.param_groups[0]["lr"])
+    return sizes
 
 
-def test_the_step_size_rises_over_the_warm_up_and_stays() -> None:
+def test_the_learning_rate_rises_over_the_warm_up_and_stays() -> None:
     assert step_sizes(7, learning_rate=0.8, warmup=4) == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8, 0.8])
     assert step_sizes(2, learning_rate=0.8, warmup=0) == [0.8, 0.8]
 
 
-def test_with_a_decay_it_falls_to_nothing_over_that_share_of_the_end() -> None:
+def test_with_a_decay_the_learning_rate_falls_to_zero_over_the_last_share_of_training() -> None:
     assert step_sizes(5, learning_rate=0.8, warmup=0, decay=1.0) == pytest.approx([0.8, 0.64, 0.48, 0.32, 0.16])
     assert step_sizes(5, learning_rate=0.8, warmup=0, decay=0.4) == pytest.approx([0.8, 0.8, 0.8, 0.8, 0.4])
     assert step_sizes(5, learning_rate=0.8, warmup=2, decay=1.0) == pytest.approx([0.4, 0.64, 0.48, 0.32, 0.16])
 
 
-def test_past_the_planned_end_nothing_moves() -> None:
+def test_past_the_planned_end_the_learning_rate_is_zero() -> None:
     settings = settings_of(decay=0.5)
     adamw = optimiser(nn.Linear(1, 1), settings)
     set_learning_rate(adamw, settings, step=1000, passed=1.25)
@@ -46,31 +46,31 @@ def test_past_the_planned_end_nothing_moves() -> None:
 
 
 def test_two_steps_of_adamw_by_hand() -> None:
-    """Moments with .9 and .98, corrected for their start; the pull of weight decay apart from the gradient."""
+    """Bias-corrected moments with .9 and .98, and decoupled weight decay."""
     settings = settings_of(learning_rate=0.1, weight_decay=0.5, warmup=0)
-    part = nn.Linear(1, 1, bias=False)
-    nn.init.constant_(part.weight, 2.0)
-    adamw, weight, first, second = optimiser(part, settings), 2.0, 0.0, 0.0
+    layer = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(layer.weight, 2.0)
+    adamw, weight, first, second = optimiser(layer, settings), 2.0, 0.0, 0.0
     for step, gradient in enumerate((3.0, -1.0), start=1):
-        part.weight.grad = torch.full_like(part.weight, gradient)
+        layer.weight.grad = torch.full_like(layer.weight, gradient)
         adamw.step()
         first, second = 0.9 * first + 0.1 * gradient, 0.98 * second + 0.02 * gradient**2
         weight -= 0.1 * 0.5 * weight
         weight -= 0.1 * (first / (1 - 0.9**step)) / (math.sqrt(second / (1 - 0.98**step)) + 1e-8)
-        assert part.weight.item() == pytest.approx(weight, rel=1e-6)
+        assert layer.weight.item() == pytest.approx(weight, rel=1e-6)
 
 
-def test_the_average_forgets_its_first_weights_soon() -> None:
-    """Memory (1 + step) / (10 + step), at the most what is set: .1, 2/11, then .2."""
+def test_the_decay_of_the_average_starts_small() -> None:
+    """The decay is (1 + step) / (10 + step), at most the setting: .1, 2/11, then .2."""
     average, settings = [torch.zeros(1)], settings_of(averaging=0.2)
     expected = 0.0
-    for step, (weight, memory) in enumerate([(10.0, 0.1), (20.0, 2 / 11), (30.0, 0.2), (40.0, 0.2)]):
+    for step, (weight, decay) in enumerate([(10.0, 0.1), (20.0, 2 / 11), (30.0, 0.2), (40.0, 0.2)]):
         average_into(average, [torch.full((1,), weight)], averaging_decay(settings, step))
-        expected = memory * expected + (1 - memory) * weight
+        expected = decay * expected + (1 - decay) * weight
         assert average[0].item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_an_average_of_no_memory_is_the_weights_bit_for_bit() -> None:
+def test_an_average_with_decay_zero_is_the_weights_bit_for_bit() -> None:
     generator = torch.Generator()
     average, weights = torch.randn(50, generator=generator), 1e3 * torch.randn(50, generator=generator)
     average_into([average], [weights], averaging_decay(settings_of(averaging=0.0), 7))
@@ -100,6 +100,6 @@ def test_an_average_of_no_memory_is_the_weights_bit_for_bit() -> None:
         ("averaging", math.nan),
     ],
 )
-def test_values_that_cannot_train_are_refused_by_name(key: str, value: float) -> None:
+def test_invalid_settings_are_refused_by_name(key: str, value: float) -> None:
     with pytest.raises(SettingsError, match=rf"train\.{key}: expected .*, got {value}"):
         decode({key: value}, TrainSettings, path="train")

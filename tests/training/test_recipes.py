@@ -1,4 +1,4 @@
-"""The recipes that are shipped: what they say, what they refuse to be combined with, and that each of them learns."""
+"""The recipes: their settings, refused combinations, causality, and that each learns a planted cycle."""
 
 from __future__ import annotations
 
@@ -60,34 +60,34 @@ TASKS = ("next-item", "masked-item", "recency", "continuation")
 every_recipe = pytest.mark.parametrize("name", RECIPES)
 
 
-def shipped(name: str, *overrides: str) -> Settings:
+def recipe_settings(name: str, *overrides: str) -> Settings:
     return make_settings(read_recipe(name), overrides)
 
 
-# --- what they say ------------------------------------------------------------------------------------------------
+# --- settings -----------------------------------------------------------------------------------------------------
 
 
-def test_there_are_these() -> None:
+def test_the_names_of_all_recipes() -> None:
     assert tuple(recipe_names()) == RECIPES
 
 
 @every_recipe
-def test_a_recipe_names_its_paper_and_what_it_scored(name: str) -> None:
-    about = shipped(name).about
-    assert re.search(r"\b(19|20)\d\d\b", about.paper), "authors, title, and where and when it appeared"
+def test_a_recipe_names_its_paper_and_its_scores(name: str) -> None:
+    about = recipe_settings(name).about
+    assert re.search(r"\b(19|20)\d\d\b", about.paper), "authors, title, venue and year"
     assert about.summary.endswith(".") and about.scored
 
 
 def test_the_default_is_the_recipe_that_it_names() -> None:
-    about, *sections = msgspec.structs.astuple(shipped("default"))
-    (named,) = [name for name in RECIPES if re.search(rf"\b{name}\b", about.summary)]
-    assert sections == list(msgspec.structs.astuple(shipped(named)))[1:]
+    about, *sections = msgspec.structs.astuple(recipe_settings("default"))
+    (paper_recipe,) = [name for name in RECIPES if re.search(rf"\b{name}\b", about.summary)]
+    assert sections == list(msgspec.structs.astuple(recipe_settings(paper_recipe)))[1:]
 
 
 @every_recipe
 def test_the_settings_of_a_run_are_read_as_they_were_written(name: str) -> None:
-    """Every key is written out, also those that belong to another loss."""
-    settings = shipped(name)
+    """Every key is written, also keys of other losses."""
+    settings = recipe_settings(name)
     assert make_settings(parse_toml(settings_toml(settings).encode(), name)) == settings
 
 
@@ -117,16 +117,16 @@ def test_the_settings_of_a_run_are_read_as_they_were_written(name: str) -> None:
         ("pinnerformer-paper", "pinnerformer", "dense-all-action", "sampled-softmax", 13_192, True),
     ],
 )
-def test_a_recipe_is_what_its_paper_is_known_for(
+def test_a_recipe_has_the_model_task_and_loss_of_its_paper(
     name: str, builder: str, task: str, loss: str, negatives: int, shared: bool
 ) -> None:
-    model, chosen = shipped(name).model, shipped(name).objective
-    found = (
-        *map(kind_of, (model, chosen.task, chosen.loss)),
-        chosen.negatives,
-        getattr(chosen.sampler, "shared", True),
+    model, objective = recipe_settings(name).model, recipe_settings(name).objective
+    kinds = (
+        *map(kind_of, (model, objective.task, objective.loss)),
+        objective.negatives,
+        getattr(objective.sampler, "shared", True),
     )
-    assert found == (builder, task, loss, negatives, shared)
+    assert kinds == (builder, task, loss, negatives, shared)
 
 
 # --- impossible pairs ---------------------------------------------------------------------------------------------
@@ -136,12 +136,12 @@ def test_a_recipe_is_what_its_paper_is_known_for(
 def test_an_encoder_that_does_not_fit_the_task_is_refused(builder: str, task: str) -> None:
     overrides = (f"model={builder}", f"objective.task={task}")
     if (builder in BIDIRECTIONAL, builder in CONTINUING) == (task == "masked-item", task == "continuation"):
-        assert kind_of(shipped("sasrec", *overrides).objective.task) == task
+        assert kind_of(recipe_settings("sasrec", *overrides).objective.task) == task
         return
-    with pytest.raises(SettingsError) as caught:
-        shipped("sasrec", *overrides)
+    with pytest.raises(SettingsError) as error:
+        recipe_settings("sasrec", *overrides)
     words = (f"model = '{builder}'", f"'{task}'", "choose", "objective.task", "or another")
-    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert all(word in str(error.value) for word in words), str(error.value)
 
 
 SAMPLED = ("objective.sampler=uniform", "objective.sampler.negatives=9")
@@ -150,11 +150,11 @@ MASKED = ("model=bert4rec", "objective.task=masked-item")
 CORRECTED = ("objective.loss=sampled-softmax", "objective.sampler=mixed")
 
 
-def named(override: str) -> str:
+def key_of(override: str) -> str:
     return repr(override.partition("=")[0])
 
 
-# A recipe, its overrides, what the refusal names, and what it can be cured with.
+# A recipe, its overrides, words of the error, and overrides that fix it.
 IMPOSSIBLE: list[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = [
     *(
         (
@@ -187,7 +187,7 @@ IMPOSSIBLE: list[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]] 
         (
             "sasrec",
             (f"objective.loss.{key}",),
-            (named(key), "'softmax'"),
+            (key_of(key), "'softmax'"),
             (f"objective.loss={loss}", *SAMPLED),
         )
         for key, loss in (("calibration=0.5", "gbce"), ("offset=-1", "gbce"), ("regularisation=1", "bpr-max"))
@@ -201,24 +201,27 @@ IMPOSSIBLE: list[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]] 
     *(
         (
             "sasrec-sampled",
-            ("objective.loss.log_q=false", f"objective.sampler={alike}"),
-            ("objective.loss.log_q", alike),
+            ("objective.loss.log_q=false", f"objective.sampler={sampler}"),
+            ("objective.loss.log_q", sampler),
             cure,
         )
-        for alike, cure in (("uniform", ("objective.sampler=mixed",)), ("in-batch", ("objective.sampler=popularity",)))
+        for sampler, cure in (
+            ("uniform", ("objective.sampler=mixed",)),
+            ("in-batch", ("objective.sampler=popularity",)),
+        )
     ),
     ("sasrec-sampled", ("objective.sampler.power=0.5",), ("'power'", "'uniform'"), ("objective.sampler=popularity",)),
     ("sasrec-sampled", ("objective.sampler.in_batch=0.2",), ("'in_batch'", "'uniform'"), ("objective.sampler=mixed",)),
     ("sasrec", ("objective.sampler.shared=false",), ("'shared'", "'none'"), ("objective.loss=bce", *SAMPLED)),
     *(
-        ("sasrec", (f"objective.task.{key}",), (named(key), "'next-item'"), MASKED)
+        ("sasrec", (f"objective.task.{key}",), (key_of(key), "'next-item'"), MASKED)
         for key in ("share=0.5", "most=3", "last=1.0")
     ),
     *(
         (
             "sasrec",
             (f"objective.task.{key}",),
-            (named(key), "'next-item'"),
+            (key_of(key), "'next-item'"),
             ("objective.task=recency",),
         )
         for key in ("importance=linear", "share=0.5", "cuts=4")
@@ -234,7 +237,7 @@ IMPOSSIBLE: list[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]] 
         (
             "seq2seq",
             ("model.body=gru", f"model.body.{key}"),
-            (named(key), "'gru'"),
+            (key_of(key), "'gru'"),
             ("model.body=transformer",),
         )
         for key in ("heads=2", "feed_forward=2", "positions=oldest")
@@ -248,22 +251,22 @@ IMPOSSIBLE: list[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]] 
 ]
 
 
-NAMES = [f"{name} with {' '.join(asked)}" for name, asked, _, _ in IMPOSSIBLE]
+NAMES = [f"{name} with {' '.join(overrides)}" for name, overrides, _, _ in IMPOSSIBLE]
 
 
-@pytest.mark.parametrize(("name", "asked", "words", "cure"), IMPOSSIBLE, ids=NAMES)
-def test_an_impossible_pair_is_refused_with_what_to_change(
-    name: str, asked: tuple[str, ...], words: tuple[str, ...], cure: tuple[str, ...]
+@pytest.mark.parametrize(("name", "overrides", "words", "cure"), IMPOSSIBLE, ids=NAMES)
+def test_an_impossible_pair_is_refused_with_the_settings_to_change(
+    name: str, overrides: tuple[str, ...], words: tuple[str, ...], cure: tuple[str, ...]
 ) -> None:
-    with pytest.raises(SettingsError) as caught:
-        shipped(name, *asked)
-    assert all(word in str(caught.value) for word in words), str(caught.value)
-    assert str(caught.value).endswith(".")
-    shipped(name, *asked, *cure)
+    with pytest.raises(SettingsError) as error:
+        recipe_settings(name, *overrides)
+    assert all(word in str(error.value) for word in words), str(error.value)
+    assert str(error.value).endswith(".")
+    recipe_settings(name, *overrides, *cure)
 
 
 @pytest.mark.parametrize(
-    ("kind", "key", "bad"),
+    ("kind", "key", "values"),
     [
         ("objective.sampler=mixed", "sampler.negatives", ("-1", "0")),
         ("objective.sampler=mixed", "sampler.in_batch", ("0", "1")),
@@ -279,104 +282,104 @@ def test_an_impossible_pair_is_refused_with_what_to_change(
         ("objective.task=continuation", "task.items", ("0", "-1")),
     ],
 )
-def test_a_number_out_of_range_is_refused_by_name(kind: str, key: str, bad: tuple[str, ...]) -> None:
-    for value in bad:
+def test_a_number_out_of_range_is_refused_by_name(kind: str, key: str, values: tuple[str, ...]) -> None:
+    for value in values:
         with pytest.raises(SettingsError, match=rf"objective\.{key}: expected .*, got {value}"):
-            shipped("sasrec", kind, f"objective.{key}={value}")
+            recipe_settings("sasrec", kind, f"objective.{key}={value}")
 
 
 @pytest.mark.parametrize("value", ["inf", "nan"])
 def test_a_number_that_is_not_finite_is_refused_by_name(value: str) -> None:
     with pytest.raises(SettingsError, match=rf"objective\.temperature: expected .*, got {value}"):
-        shipped("sasrec", f"objective.temperature={value}")
+        recipe_settings("sasrec", f"objective.temperature={value}")
 
 
 @pytest.mark.parametrize("stride", ["-0.1", "1.5"])
 def test_windows_with_gaps_between_them_are_refused(stride: str) -> None:
     with pytest.raises(SettingsError, match=rf"train\.stride: expected a number .*, got {stride}"):
-        shipped("sasrec", f"train.stride={stride}")
+        recipe_settings("sasrec", f"train.stride={stride}")
 
 
-# --- what is in sight ---------------------------------------------------------------------------------------------
+# --- visible items ------------------------------------------------------------------------------------------------
 
 LENGTH, MANY_ITEMS = 16, 48
 SMALL = ("model.width=8", "model.depth=2", f"model.length={LENGTH}", "model.dropout=0")
 
 
 def fewer_negatives(name: str) -> tuple[str, ...]:
-    return ("objective.sampler.negatives=8",) if shipped(name).objective.negatives > 8 else ()
+    return ("objective.sampler.negatives=8",) if recipe_settings(name).objective.negatives > 8 else ()
 
 
-def narrow(name: str) -> tuple[str, ...]:
-    kind = kind_of(shipped(name).model)
+def small_feed_forward(name: str) -> tuple[str, ...]:
+    kind = kind_of(recipe_settings(name).model)
     if kind == "seq2seq":
         return ("model.body.feed_forward=1",)
     return () if kind in {"hstu"} | UNPLACED else ("model.feed_forward=1",)
 
 
-def built(name: str) -> tuple[SequenceModel, Objective]:
-    settings = shipped(name, *SMALL, *narrow(name), *fewer_negatives(name))
-    facts = settings.model.items.facts(titled(MANY_ITEMS))
+def model_and_objective(name: str) -> tuple[SequenceModel, Objective]:
+    settings = recipe_settings(name, *SMALL, *small_feed_forward(name), *fewer_negatives(name))
+    facts = settings.model.items.facts(catalogue_of(MANY_ITEMS))
     model = build_model(settings.model, MANY_ITEMS, generator=torch.Generator().manual_seed(1), facts=facts).eval()
     return model, Objective(settings.objective, np.r_[0, np.ones(MANY_ITEMS, dtype=np.int64)], length=model.length)
 
 
-def titled(n_items: int) -> Vocabulary:
-    """A catalogue in which items share words with some others."""
+def catalogue_of(n_items: int) -> Vocabulary:
+    """A catalogue whose titles share words."""
     titles = [f"number {number % 7} of row {number // 7}" for number in range(n_items)]
     return Vocabulary(pl.DataFrame({"id": [str(number) for number in range(n_items)], "count": 1, "title": titles}))
 
 
 def long_users(count: int, length: int) -> Batch:
-    """No item twice."""
+    """Users without repeated items."""
     rng = np.random.default_rng(0)
     items = np.concatenate([rng.permutation(MANY_ITEMS)[:length] + 1 for _ in range(count)])
     return Batch(items=items, times=np.arange(count * length), lengths=np.full(count, length))
 
 
-def both_ways(name: str) -> bool:
-    return kind_of(shipped(name).model) in BIDIRECTIONAL
+def is_bidirectional(name: str) -> bool:
+    return kind_of(recipe_settings(name).model) in BIDIRECTIONAL
 
 
 @every_recipe
-def test_no_state_is_asked_for_what_it_sees(name: str) -> None:
-    """What looks back sees its own user's tokens up to itself, what looks both ways all of its user's."""
-    (model, objective), both = built(name), both_ways(name)
+def test_no_state_has_a_visible_target(name: str) -> None:
+    """A causal state sees its user's tokens up to itself, a bidirectional one all of its user's tokens."""
+    (model, objective), bidirectional = model_and_objective(name), is_bidirectional(name)
     examples = objective.examples(long_users(40, model.length + objective.extra), np.random.default_rng(0))
     inputs = examples.inputs
     assert inputs.lengths.max() <= LENGTH and len(examples.targets) >= 40
     ends = np.cumsum(inputs.lengths)
-    places = np.arange(len(inputs.items)) if examples.positions is None else examples.positions
-    for place, target in zip(places.tolist(), examples.targets.tolist(), strict=True):
-        user = np.searchsorted(ends, place, side="right")
-        seen = inputs.items[ends[user] - inputs.lengths[user] : ends[user] if both else place + 1]
-        assert len(seen) and target not in seen
+    positions = np.arange(len(inputs.items)) if examples.positions is None else examples.positions
+    for position, target in zip(positions.tolist(), examples.targets.tolist(), strict=True):
+        user = np.searchsorted(ends, position, side="right")
+        visible = inputs.items[ends[user] - inputs.lengths[user] : ends[user] if bidirectional else position + 1]
+        assert len(visible) and target not in visible
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if name != "seq2seq"])  # it has one state a history
-def test_bert4rec_sees_the_future_and_the_others_never_do(name: str) -> None:
-    model, _ = built(name)
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != "seq2seq"])  # it has one state per history
+def test_only_bidirectional_models_see_the_future(name: str) -> None:
+    model, _ = model_and_objective(name)
     user = long_users(1, LENGTH)
     other = Batch(items=user.items.copy(), times=user.times, lengths=user.lengths)
     middle = LENGTH // 2
     other.items[middle] = other.items[middle] % MANY_ITEMS + 1
     differs = (model.encode(tensors(user)) != model.encode(tensors(other))).any(1)
     assert differs[middle:].all()
-    assert differs[:middle].all() if both_ways(name) else not differs[:middle].any()
+    assert differs[:middle].all() if is_bidirectional(name) else not differs[:middle].any()
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if kind_of(shipped(name).model) not in UNPLACED])
-def test_the_place_that_is_asked_in_service_was_asked_in_training(name: str) -> None:
-    """Otherwise the answer to a long history hangs on a position that is as it was drawn at the start."""
-    model, objective = built(name)
+@pytest.mark.parametrize("name", [name for name in RECIPES if kind_of(recipe_settings(name).model) not in UNPLACED])
+def test_the_last_position_is_trained(name: str) -> None:
+    """Otherwise the answer to a long history depends on a position embedding without training."""
+    model, objective = model_and_objective(name)
     examples = objective.examples(long_users(200, model.length + objective.extra), np.random.default_rng(0))
-    packed, asked = tensors(examples.inputs), slice(None) if examples.positions is None else examples.positions
+    packed, rows = tensors(examples.inputs), slice(None) if examples.positions is None else examples.positions
     from_newest = model.positions.counted_from == "newest"
-    places = (packed.position_from_newest if from_newest else packed.position)[asked]
-    assert (0 if from_newest else LENGTH - 1) in places.tolist()
+    positions = (packed.position_from_newest if from_newest else packed.position)[rows]
+    assert (0 if from_newest else LENGTH - 1) in positions.tolist()
 
 
-# --- and they learn -----------------------------------------------------------------------------------------------
+# --- learning -----------------------------------------------------------------------------------------------------
 
 N_ITEMS = 16
 QUICK = (
@@ -391,7 +394,7 @@ QUICK = (
     "train.warmup=5",
     "train.threads=1",
 )
-A_SECOND = "objective.task.days=1.2e-5"  # events are a second apart: in that time there is one
+A_SECOND = "objective.task.days=1.2e-5"  # events are one second apart: the window has one
 NEEDS = {
     "bert4rec": ("train.epochs=25", "objective.task.share=0.4", "objective.task.last=1.0"),
     "gru4rec": ("train.epochs=7", "model.state_width=0"),
@@ -403,24 +406,27 @@ NEEDS = {
         "train.epochs=14",
         "model.width=16",
         "objective.task.cuts=2",
-    ),  # more would take most of such short histories away
+    ),  # more would remove most of such short histories
 }
-"""Fewer answers an epoch, or a slower loss."""
+"""More epochs for fewer targets per epoch or a slower loss."""
 
 
 @cache
-def planted() -> Log:
-    """Each user starts anywhere on a cycle and goes on along it, for five to twelve events and never all round."""
+def planted_log() -> Log:
+    """Each user starts at a random item and follows the cycle for five to twelve events, without repeats."""
     rng = np.random.default_rng(0)
-    drawn = zip(rng.integers(0, N_ITEMS, 80), rng.integers(5, 13, 80), strict=True)
+    walks = zip(rng.integers(0, N_ITEMS, 80), rng.integers(5, 13, 80), strict=True)
     return Log.of(
-        sequences_of(*([(start + place) % N_ITEMS + 1 for place in range(length)] for start, length in drawn)), N_ITEMS
+        sequences_of(
+            *([(first_item + position) % N_ITEMS + 1 for position in range(length)] for first_item, length in walks)
+        ),
+        N_ITEMS,
     )
 
 
-def share_right(scorer: Scorer) -> float:
-    """Of the test part, where the right item comes first among those not seen."""
-    log = planted()
+def hit_at_1(scorer: Scorer) -> float:
+    """hit@1 on the test part, among items not seen."""
+    log = planted_log()
     ranks = Evaluator(sequences=log.sequences, counts=log.counts, seen="excluded").ranks(
         scorer, log.split.cases("test")
     )
@@ -430,13 +436,13 @@ def share_right(scorer: Scorer) -> float:
 
 @every_recipe
 def test_a_recipe_learns_the_planted_cycle(name: str, tmp_path: Path) -> None:
-    """With histories longer than the model looks back, and by its own validation."""
-    settings = shipped(name, *QUICK, *fewer_negatives(name), *NEEDS.get(name, ("train.epochs=7",)))
+    """With histories longer than the window, and the recipe's own validation."""
+    settings = recipe_settings(name, *QUICK, *fewer_negatives(name), *NEEDS.get(name, ("train.epochs=7",)))
     recipe = TrainingSetup(
         model=settings.model, objective=settings.objective, train=settings.train, evaluate=settings.evaluate
     )
-    facts = settings.model.items.facts(titled(N_ITEMS))
-    model, _ = planted().learned(recipe, tmp_path, seen="excluded", facts=facts)
-    popularity = share_right(Popularity.fit(SplitLog(planted().sequences, planted().split, N_ITEMS)))
+    facts = settings.model.items.facts(catalogue_of(N_ITEMS))
+    model, _ = planted_log().train_until_perfect(recipe, tmp_path, seen="excluded", facts=facts)
+    popularity = hit_at_1(Popularity.fit(SplitLog(planted_log().sequences, planted_log().split, N_ITEMS)))
     assert popularity < 0.3
-    assert share_right(ModelScorer(model)) > 0.8
+    assert hit_at_1(ModelScorer(model)) > 0.8

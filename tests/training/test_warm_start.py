@@ -1,4 +1,4 @@
-"""Yesterday's model on today's log: what was learned of an item stays that item's, wherever its number went."""
+"""Warm start from yesterday's model on today's log: weights transfer by item id, whatever the item numbers."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ def vocabulary(ids: list[str], **columns: list[Any]) -> Vocabulary:
     return Vocabulary(pl.DataFrame({"id": ids, "count": [1] * len(ids), **columns}))
 
 
-def built(known: Vocabulary, seed: int, kinds: tuple[str, ...] = (), **model: Any) -> SequenceModel:
-    """A model with every weight drawn, biases too."""
+def random_model(catalogue: Vocabulary, seed: int, kinds: tuple[str, ...] = (), **model: Any) -> SequenceModel:
+    """A model with random weights, biases included."""
     shape = model_settings(**{**SMALL, **model})
-    made = build_model(
+    network = build_model(
         shape,
-        len(known),
+        len(catalogue),
         generator=torch.Generator().manual_seed(seed),
-        facts=shape.items.facts(known, DataFacts(kinds=kinds)),
+        facts=shape.items.facts(catalogue, DataFacts(kinds=kinds)),
     ).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for weight in made.parameters():
+        for weight in network.parameters():
             weight.add_(torch.randn(weight.shape, generator=generator))
-    made.items.clear_padding()
-    return made
+    network.items.clear_padding()
+    return network
 
 
-def scores(model: SequenceModel, known: Vocabulary, history: list[str], kinds: list[int] | None = None) -> Any:
-    """item id → its score after a history of ids."""
-    numbers = known.numbers(history, unknown="error")
+def scores(model: SequenceModel, catalogue: Vocabulary, history: list[str], kinds: list[int] | None = None) -> Any:
+    """Scores by item id after a history of ids."""
+    numbers = catalogue.numbers(history, unknown="error")
     batch = Batch(
         items=numbers,
         times=np.arange(len(numbers)) + 1,
@@ -67,7 +67,7 @@ def scores(model: SequenceModel, known: Vocabulary, history: list[str], kinds: l
     )
     with torch.no_grad():
         row = model.score_all(model.query(tensors(batch)))[0, 1:]
-    return dict(zip(known.table["id"], row.tolist(), strict=True))
+    return dict(zip(catalogue.table["id"], row.tolist(), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -75,58 +75,64 @@ def scores(model: SequenceModel, known: Vocabulary, history: list[str], kinds: l
     [{"kind": "sasrec"}, {"kind": "esasrec", "items__tied": False}, {"kind": "bert4rec"}, {"kind": "gru4rec"}],
     ids=lambda model: "-".join(map(str, model.values())),
 )
-@given(names=st.permutations(list("abcdefg")), kept=st.integers(1, 7), more=st.integers(0, 3))
+@given(names=st.permutations(list("abcdefg")), n_known=st.integers(1, 7), n_new=st.integers(0, 3))
 @settings(max_examples=10)
-def test_rows_are_carried_over_by_id(model: dict[str, Any], names: list[str], kept: int, more: int) -> None:
-    before, now = vocabulary(list("abcdefg")), vocabulary(["new1", *names[:kept], "new2", "new3"][: kept + more])
-    old, new, fresh = built(before, 1, **model), built(now, 2, **model), built(now, 2, **model)
+def test_rows_are_transferred_by_id(model: dict[str, Any], names: list[str], n_known: int, n_new: int) -> None:
+    before, now = vocabulary(list("abcdefg")), vocabulary(["new1", *names[:n_known], "new2", "new3"][: n_known + n_new])
+    old, new, fresh = random_model(before, 1, **model), random_model(now, 2, **model), random_model(now, 2, **model)
     transfer_weights(old, new, before=before, now=now)
     for name, weight in new.state_dict().items():
-        was, start = old.state_dict()[name], fresh.state_dict()[name]
+        old_weight, initial = old.state_dict()[name], fresh.state_dict()[name]
         if name not in ("items.into", "items.out", "items.bias"):
-            assert torch.equal(weight, was), name
+            assert torch.equal(weight, old_weight), name
             continue
         for number, identifier in enumerate(now.table["id"], start=1):
             row = before.numbers([identifier], unknown="zero")[0]
-            assert torch.equal(weight[number], was[row] if row else start[number])
+            assert torch.equal(weight[number], old_weight[row] if row else initial[number])
         assert not weight[0].any()
     history = [name for name in "gacab" if name in now.table["id"]]
     if history:
-        own, theirs = scores(new, now, history), scores(old, before, history)
-        for name in set(own) & set(theirs):
-            assert own[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-4)
+        new_scores, old_scores = scores(new, now, history), scores(old, before, history)
+        for name in set(new_scores) & set(old_scores):
+            assert new_scores[name] == pytest.approx(old_scores[name], rel=1e-4, abs=1e-4)
 
 
-def test_categories_are_carried_over_by_name() -> None:
+def test_categories_are_transferred_by_name() -> None:
     before = vocabulary(["a", "b", "c"], colour=["red", "blue", None])
     now = vocabulary(["x", "c", "a", "y"], colour=["green", None, "blue", "red"])  # a has another colour now
     old, new, fresh = (
-        built(known, seed, kind="sasrec", items="categories", items__column="colour")
-        for known, seed in ((before, 1), (now, 2), (now, 2))
+        random_model(catalogue, seed, kind="sasrec", items="categories", items__column="colour")
+        for catalogue, seed in ((before, 1), (now, 2), (now, 2))
     )
     transfer_weights(old, new, before=before, now=now, category="colour")
-    vectors, were, start = (each.items.output()[1:] for each in (new, old, fresh))
-    assert torch.equal(vectors[1:], were[[2, 1, 0]])
-    assert torch.equal(vectors[0], start[0])
+    vectors, old_vectors, initial = (each.items.output()[1:] for each in (new, old, fresh))
+    assert torch.equal(vectors[1:], old_vectors[[2, 1, 0]])
+    assert torch.equal(vectors[0], initial[0])
 
 
-def test_kinds_are_carried_over_by_name() -> None:
+def test_kinds_are_transferred_by_name() -> None:
     before, now = vocabulary(["a", "b"]), vocabulary(["b", "a"])
     model: dict[str, Any] = {"kind": "pinnerformer", "inputs": "events"}
-    old = built(before, 1, ("buy", "view"), **model)
-    new = built(now, 2, ("", "view", "save", "buy"), **model)
+    old = random_model(before, 1, ("buy", "view"), **model)
+    new = random_model(now, 2, ("", "view", "save", "buy"), **model)
     transfer_weights(old, new, before=before, now=now)
-    for was, is_now in (([0, 1, 2], [3, 1, 4]), ([2, 2, 0], [4, 4, 3])):  # the number after the last is an unknown kind
-        own, theirs = scores(new, now, ["a", "b", "a"], is_now), scores(old, before, ["a", "b", "a"], was)
-        assert own == {name: pytest.approx(score, abs=1e-5) for name, score in theirs.items()}
-    without = built(now, 2, **model)
+    for old_kinds, new_kinds in (
+        ([0, 1, 2], [3, 1, 4]),
+        ([2, 2, 0], [4, 4, 3]),
+    ):  # the number after the last is an unknown kind
+        new_scores, old_scores = (
+            scores(new, now, ["a", "b", "a"], new_kinds),
+            scores(old, before, ["a", "b", "a"], old_kinds),
+        )
+        assert new_scores == {name: pytest.approx(score, abs=1e-5) for name, score in old_scores.items()}
+    without = random_model(now, 2, **model)
     with pytest.raises(InputError, match="kinds of events"):
         transfer_weights(old, without, before=before, now=now)
 
 
 @pytest.mark.parametrize("items", ["vectors", "ids+vectors"])
-def test_content_is_read_as_it_was(items: str) -> None:
-    """Words become the vectors that the old model knows; what was learned of ids goes by id."""
+def test_content_is_encoded_as_before(items: str) -> None:
+    """Words have the vectors of the old model; weights of ids transfer by id."""
     titles = ["red tea", "green tea", "red cup", "blue cup", "tea pot"]
     before = vocabulary(list("abcde"), title=titles)
     now = vocabulary(list("xeca"), title=["green tea pot", titles[4], titles[2], titles[0]])
@@ -136,18 +142,20 @@ def test_content_is_read_as_it_was(items: str) -> None:
         "items__texts": ["title"],
         "items__text_encoder__width": 3,
     }
-    old = built(before, 1, **model)
+    old = random_model(before, 1, **model)
     assert isinstance(old.items, ContentTable)
     shape = model_settings(**{**SMALL, **model})
     facts = shape.items.facts(now, DataFacts(texts=old.items.texts))
     new = build_model(shape, len(now), generator=torch.Generator().manual_seed(2), facts=facts).eval()
     transfer_weights(old, new, before=before, now=now)
     assert torch.allclose(new.item_vectors()[2:], old.item_vectors()[[5, 3, 1]], atol=1e-6)
-    own, theirs = scores(new, now, ["a", "e"]), scores(old, before, ["a", "e"])
-    assert {name: own[name] for name in "eca"} == {name: pytest.approx(theirs[name], abs=1e-4) for name in "eca"}
+    new_scores, old_scores = scores(new, now, ["a", "e"]), scores(old, before, ["a", "e"])
+    assert {name: new_scores[name] for name in "eca"} == {
+        name: pytest.approx(old_scores[name], abs=1e-4) for name in "eca"
+    }
     assert new.item_vectors()[1].any(), "the new item is known by its words"
-    more = model_settings(**{**SMALL, **model, "items__text_encoder__width": 4})
-    wider = build_model(more, len(now), generator=torch.Generator(), facts=more.items.facts(now))
+    other_shape = model_settings(**{**SMALL, **model, "items__text_encoder__width": 4})
+    wider = build_model(other_shape, len(now), generator=torch.Generator(), facts=other_shape.items.facts(now))
     with pytest.raises(InputError, match="features of each item"):
         transfer_weights(old, wider, before=before, now=now)
 
@@ -159,21 +167,23 @@ RECIPE = recipe_of(epochs=6, patience=6, averaging=0.0)
 @pytest.fixture(name="yesterday", scope="module")
 def trained_yesterday(tmp_path_factory: pytest.TempPathFactory) -> tuple[SequenceModel, float, Path]:
     folder = tmp_path_factory.mktemp("yesterday")
-    model, progress = LOG.chosen(RECIPE, folder)
+    model, progress = LOG.train(RECIPE, folder)
     return model, progress.best_score, folder
 
 
 def renumbered() -> tuple[Log, Vocabulary, Vocabulary]:
-    """The same log with other numbers: item n is called n before and after."""
-    places = np.concatenate(([0], 1 + np.random.default_rng(3).permutation(N_ITEMS)))  # old number → new number
+    """The same log with other item numbers: vocabularies before and after, with the same ids."""
+    new_numbers = np.concatenate(([0], 1 + np.random.default_rng(3).permutation(N_ITEMS)))  # old number → new number
     numbers = LOG.sequences
-    moved = Sequences(offsets=numbers.offsets, items=places[numbers.items].astype(np.int32), times=numbers.times)
+    renumbered_log = Sequences(
+        offsets=numbers.offsets, items=new_numbers[numbers.items].astype(np.int32), times=numbers.times
+    )
     before = vocabulary([str(number) for number in range(1, N_ITEMS + 1)])
-    names = {int(place): str(number) for number, place in enumerate(places)}
-    return Log.of(moved), before, vocabulary([names[number] for number in range(1, N_ITEMS + 1)])
+    names = {int(new_number): str(number) for number, new_number in enumerate(new_numbers)}
+    return Log.of(renumbered_log), before, vocabulary([names[number] for number in range(1, N_ITEMS + 1)])
 
 
-def started(model: SequenceModel, folder: Path, out: Path, *, all_events: bool = False) -> Log:
+def warm_start_in(model: SequenceModel, folder: Path, out: Path, *, all_events: bool = False) -> Log:
     log, before, now = renumbered()
     write_warm_start(
         model,
@@ -189,8 +199,8 @@ def started(model: SequenceModel, folder: Path, out: Path, *, all_events: bool =
     return log
 
 
-def gone_on(recipe: TrainingSetup, log: Log, folder: Path) -> tuple[SequenceModel, TrainingRecord]:
-    """Training that begins with the weights in a folder."""
+def train_from(recipe: TrainingSetup, log: Log, folder: Path) -> tuple[SequenceModel, TrainingRecord]:
+    """Train from the initial weights in a folder."""
     return choose_epoch(recipe, log.whole, seen="kept", folder=folder, warm_start=folder / WARM_START)
 
 
@@ -198,54 +208,54 @@ def test_the_first_validation_is_that_of_the_old_model(
     yesterday: tuple[SequenceModel, float, Path], tmp_path: Path
 ) -> None:
     model, score, folder = yesterday
-    log = started(model, folder, tmp_path)
-    _, progress = gone_on(RECIPE, log, tmp_path)
+    log = warm_start_in(model, folder, tmp_path)
+    _, progress = train_from(RECIPE, log, tmp_path)
     assert progress.history[0] == {"epoch": 0, "ndcg@10": pytest.approx(score), "hit@10": progress.history[0]["hit@10"]}
     assert [line["epoch"] for line in progress.history] == list(range(7))
-    anew, _ = LOG.chosen(RECIPE, tmp_path / "anew")
-    assert same_weights(weights_of(anew), weights_of(model)), "a new training is as it was"
+    scratch, _ = LOG.train(RECIPE, tmp_path / "scratch")
+    assert same_weights(weights_of(scratch), weights_of(model)), "training without a warm start is unchanged"
 
 
 def test_the_old_model_is_validated_by_days_if_epochs_are(
     yesterday: tuple[SequenceModel, float, Path], tmp_path: Path
 ) -> None:
     model, _, folder = yesterday
-    log = started(model, folder, tmp_path)
+    log = warm_start_in(model, folder, tmp_path)
     times = np.asarray(log.sequences.times)
-    moments = int(np.quantile(times, 0.6)), int(np.quantile(times, 0.8))
-    cut = split_time(log.sequences, valid_from=moments[0], test_from=moments[1])
+    boundaries = int(np.quantile(times, 0.6)), int(np.quantile(times, 0.8))
+    time_split = split_time(log.sequences, valid_from=boundaries[0], test_from=boundaries[1])
     by_days = msgspec.structs.replace(RECIPE.evaluate, days=36_500)
     recipe = replace(RECIPE, evaluate=by_days, train=msgspec.structs.replace(RECIPE.train, epochs=1))
-    _, progress = gone_on(recipe, replace(log, whole=replace(log.whole, split=cut)), tmp_path)
+    _, progress = train_from(recipe, replace(log, whole=replace(log.whole, split=time_split)), tmp_path)
     assert progress.history[0]["epoch"] == 0
     assert progress.best_score == max(line["recall@10"] for line in progress.history)
 
 
 def test_fewer_epochs_reach_the_score(yesterday: tuple[SequenceModel, float, Path], tmp_path: Path) -> None:
     model, score, folder = yesterday
-    log = started(model, folder, tmp_path)
+    log = warm_start_in(model, folder, tmp_path)
     short = recipe_of(epochs=2, averaging=0.0)
-    _, gone = gone_on(short, log, tmp_path)
-    _, anew = log.chosen(short, tmp_path / "anew")
-    assert gone.best_score >= score > anew.best_score
+    _, warm = train_from(short, log, tmp_path)
+    _, scratch = log.train(short, tmp_path / "scratch")
+    assert warm.best_score >= score > scratch.best_score
 
 
-def test_what_no_epoch_makes_better_is_kept(yesterday: tuple[SequenceModel, float, Path], tmp_path: Path) -> None:
+def test_what_no_epoch_improves_is_the_result(yesterday: tuple[SequenceModel, float, Path], tmp_path: Path) -> None:
     model, score, folder = yesterday
-    log = started(model, folder, tmp_path)
-    hopeless = recipe_of(epochs=2, learning_rate=3.0, averaging=0.0)
-    kept, progress = gone_on(hopeless, log, tmp_path)
+    log = warm_start_in(model, folder, tmp_path)
+    recipe = recipe_of(epochs=2, learning_rate=3.0, averaging=0.0)
+    result, progress = train_from(recipe, log, tmp_path)
     assert progress.best_epoch == 0
     assert progress.best_score == pytest.approx(score)
-    start = weights_of(kept)
-    fill_model(kept, tmp_path / WARM_START)
-    assert same_weights(start, weights_of(kept))
+    weights = weights_of(result)
+    fill_model(result, tmp_path / WARM_START)
+    assert same_weights(weights, weights_of(result))
 
 
-def test_a_run_of_every_event_is_validated_on_events_it_has_not_seen(
+def test_a_warm_start_of_a_run_on_every_event_is_validated_on_unseen_events(
     yesterday: tuple[SequenceModel, float, Path], tmp_path: Path
 ) -> None:
-    """Choosing goes on from the weights that chose, training on every event from those served."""
+    """Training with validation starts from the validated weights, training on every event from the served ones."""
     _, score, folder = yesterday
     (tmp_path / "all").mkdir()
     served, _ = train_for(
@@ -257,14 +267,14 @@ def test_a_run_of_every_event_is_validated_on_events_it_has_not_seen(
         state_file=tmp_path / "all" / STATE_ALL,
     )
     assert (folder / STATE).exists()
-    log = started(served, folder, tmp_path, all_events=True)
-    _, progress = gone_on(recipe_of(epochs=1), log, tmp_path)
+    log = warm_start_in(served, folder, tmp_path, all_events=True)
+    _, progress = train_from(recipe_of(epochs=1), log, tmp_path)
     assert progress.history[0]["ndcg@10"] == pytest.approx(score)
     _, before, now = renumbered()
-    carried = build_model(RECIPE.model, N_ITEMS, generator=torch.Generator())
-    fill_model(carried, tmp_path / WARM_START_ALL)
+    filled = build_model(RECIPE.model, N_ITEMS, generator=torch.Generator())
+    fill_model(filled, tmp_path / WARM_START_ALL)
     rows = before.numbers(now.table["id"].to_list(), unknown="error")
-    assert torch.equal(carried.items.output()[1:], served.items.output()[rows])
+    assert torch.equal(filled.items.output()[1:], served.items.output()[rows])
 
 
 def test_another_catalogue_is_refused(yesterday: tuple[SequenceModel, float, Path], tmp_path: Path) -> None:

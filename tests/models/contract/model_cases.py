@@ -31,13 +31,13 @@ __all__ = [
     "RECURRENT",
     "assert_close",
     "batch_of",
+    "bidirectional",
     "case_of",
+    "causal",
+    "causal_at_every_position",
     "eight_users",
     "every_builder",
-    "every_builder_and_place",
-    "looking_back",
-    "looking_back_from_every_place",
-    "looking_both_ways",
+    "every_builder_and_position",
     "model_of",
     "new_model",
     "packed_of",
@@ -70,54 +70,54 @@ CHOICES: dict[str, tuple[str, dict[str, Any]]] = {
     "narm, bilinear, reinforce": ("narm", {"scores": "bilinear", "choice": "reinforce"}),
     EVENTS: ("pinnerformer", {"inputs": "events", "output": "mlp", "positions": "newest"}),
 }
-"""Builders with choices that are held to the laws as well: between them, each choice once."""
+"""Builders with other choices, tested by the same laws; together they cover each choice once."""
 
 PLANNING = (*sorted(CONTINUING), RECURRENT)
 NOT_CAUSAL = BIDIRECTIONAL.union(PLANNING)
 
 every_builder = pytest.mark.parametrize("builder", sorted(BUILDERS.keys() | CHOICES.keys()))
-looking_back = pytest.mark.parametrize("builder", sorted((BUILDERS.keys() | CHOICES.keys()) - NOT_CAUSAL))
+causal = pytest.mark.parametrize("builder", sorted((BUILDERS.keys() | CHOICES.keys()) - NOT_CAUSAL))
 planning = pytest.mark.parametrize("builder", PLANNING)
-PLACES = [
+POSITIONS = [
     *((builder, positions) for builder in sorted(BUILDERS.keys() - UNPLACED) for positions in ("newest", "oldest")),
-    *((builder, chosen.get("positions", "none")) for builder, (_, chosen) in CHOICES.items()),
+    *((builder, choices.get("positions", "none")) for builder, (_, choices) in CHOICES.items()),
     *((builder, "none") for builder in sorted(UNPLACED)),
 ]
-every_builder_and_place = pytest.mark.parametrize(("builder", "positions"), PLACES)
-looking_back_from_every_place = pytest.mark.parametrize(
-    ("builder", "positions"), [case for case in PLACES if case[0] not in NOT_CAUSAL]
+every_builder_and_position = pytest.mark.parametrize(("builder", "positions"), POSITIONS)
+causal_at_every_position = pytest.mark.parametrize(
+    ("builder", "positions"), [case for case in POSITIONS if case[0] not in NOT_CAUSAL]
 )
-looking_both_ways = pytest.mark.parametrize("builder", sorted(BIDIRECTIONAL))
+bidirectional = pytest.mark.parametrize("builder", sorted(BIDIRECTIONAL))
 tied_or_not = pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 
 
 def settings_of(builder: str, **changed: Any) -> Any:
-    """HSTU knows the times of the history only, unless it is told otherwise: then all laws of the others hold.
+    """HSTU uses only the times of the history unless `target_time` is set, so that all laws of the others hold.
 
-    Recurrent and convolutional builders have no places, heads or feed-forward parts: where a law speaks of them, it
-    holds for these without.
+    Recurrent and convolutional builders have no positions, heads or feed-forward parts: laws about these are tested
+    without them.
     """
-    builder, chosen = CHOICES.get(builder, (builder, {}))
+    builder, choices = CHOICES.get(builder, (builder, {}))
     numbers = {"kind": builder, "width": 8, "depth": 2, "heads": 2, "length": 64, "dropout": 0.0}
     numbers |= {"target_time": False} if builder == "hstu" else {"feed_forward": 2}
-    unplaced = builder in UNPLACED or chosen.get("body") == "gru"
-    left_out = {"heads", "feed_forward", "positions"} if unplaced else set()
-    keys = {key: value for key, value in {**numbers, **chosen, **changed}.items() if key not in left_out}
+    unplaced = builder in UNPLACED or choices.get("body") == "gru"
+    absent = {"heads", "feed_forward", "positions"} if unplaced else set()
+    keys = {key: value for key, value in {**numbers, **choices, **changed}.items() if key not in absent}
     if builder == "seq2seq":
         keys = {f"body__{key}" if key in ("heads", "feed_forward", "positions") else key: keys[key] for key in keys}
     return model_settings(**keys)
 
 
 def case_of(builder: str, **changed: Any) -> Case:
-    """As the laws take it."""
+    """The settings as a case of the laws."""
     return Case(settings=settings_of(builder, **changed))
 
 
 def new_model(builder: str, *, seed: int = 0, n_items: int = N_ITEMS, **changed: Any) -> SequenceModel:
-    """As training gets it."""
+    """A newly initialised model."""
     return replace(case_of(builder, **changed), n_items=n_items).new(seed=seed)
 
 
 def model_of(builder: str, *, seed: int = 0, **changed: Any) -> SequenceModel:
-    """In evaluation mode, with biases and norms moved away from where they start."""
+    """In evaluation mode, with biases and norms away from their initial values."""
     return case_of(builder, **changed).perturbed(seed=seed)

@@ -1,4 +1,4 @@
-"""Encoding what is new in a window asks as encoding all of it does."""
+"""Encoding only the new events of a window gives the same query as encoding all of it."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 LONG = ("sasrec", "hstu, now")
 
 
-def assert_alike(found: np.ndarray, expected: Tensor) -> None:
-    torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-5, atol=1e-5)
+def assert_alike(actual: np.ndarray, expected: Tensor) -> None:
+    torch.testing.assert_close(torch.from_numpy(actual), expected, rtol=1e-5, atol=1e-5)
 
 
 @cache
@@ -69,7 +69,7 @@ def case_of(name: str, length: int = 16) -> tuple[SequenceModel, IncrementalEnco
 
 
 def history_of(events: int, seed: int = 0, *, values: bool = True) -> Batch:
-    """One user's; gaps from none to weeks, some events without a value."""
+    """The history of one user: gaps from none to weeks, some events without a value."""
     rng = np.random.default_rng(seed)
     stars = rng.integers(1, 6, events).astype(np.float32)
     times = np.cumsum(np.exp(rng.uniform(0, 14, events)).astype(np.int64) - 1)
@@ -83,7 +83,7 @@ def history_of(events: int, seed: int = 0, *, values: bool = True) -> Batch:
 
 
 def every_window(model: SequenceModel, history: Batch) -> Batch:
-    """Of the history after each of its events; the query comes a while after it."""
+    """The window after each event of the history; the query comes some time after the event."""
     lengths = np.arange(1, len(history.items) + 1)
     begins = window_begins(lengths, model.length, model.window_step)
     query_times = history.times + np.random.default_rng(1).integers(0, 10**6, len(lengths))
@@ -96,7 +96,7 @@ def full_pass(model: SequenceModel, windows: Batch) -> Tensor:
 
 
 def query_of(encoder: IncrementalEncoder, kv_cache: KVCache | None, window: Batch) -> tuple[np.ndarray, KVCache, bool]:
-    """The query, the kv_cache that it leaves, and whether only what is new was encoded."""
+    """The query, the KV cache after it, and whether only the new events were encoded."""
     query = None if kv_cache is None else encoder.extend(kv_cache, window)
     if query is not None and kv_cache is not None:
         return query, kv_cache, True
@@ -105,15 +105,15 @@ def query_of(encoder: IncrementalEncoder, kv_cache: KVCache | None, window: Batc
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_new_events_are_encoded_alone_between_the_steps_of_the_window(name: str) -> None:
+def test_between_window_steps_only_new_events_are_encoded(name: str) -> None:
     model, encoder = case_of(name, length=48)
     events = 1000 if name in LONG else 150
     windows = every_window(model, history_of(events))
     kv_cache, queries, extended = None, [], []
     for row in range(events):
-        query, kv_cache, alone = query_of(encoder, kv_cache, window_of(windows, row))
+        query, kv_cache, incremental = query_of(encoder, kv_cache, window_of(windows, row))
         queries.append(query)
-        extended.append(alone)
+        extended.append(incremental)
     assert_alike(np.stack(queries), full_pass(model, windows))
     begins = window_begins(np.arange(1, events + 1), model.length, model.window_step)
     assert model.window_step == 12
@@ -131,9 +131,9 @@ change = st.one_of(
 
 
 def changed(history: Batch, what: str, number: int, more: Batch) -> Batch:
-    """The history after something happened to it."""
+    """The history after a change."""
     rows = np.arange(len(history.items))
-    query_times, place = history.query_times, number % len(rows)
+    query_times, index = history.query_times, number % len(rows)
     assert query_times is not None and history.values is not None and more.values is not None
     columns = [history.items, history.times, history.values]
     if what == "append":
@@ -144,14 +144,14 @@ def changed(history: Batch, what: str, number: int, more: Batch) -> Batch:
         ]
     elif what == "late":
         columns = [
-            np.insert(old, place, value) for old, value in zip(columns, (7, history.times[place], 2.0), strict=True)
+            np.insert(old, index, value) for old, value in zip(columns, (7, history.times[index], 2.0), strict=True)
         ]
     elif what == "delete" and len(rows) > 1:
-        columns = [np.delete(old, place) for old in columns]
+        columns = [np.delete(old, index) for old in columns]
     elif what == "value":
-        columns[2] = np.where(rows == place, np.float32(number % 6), history.values)
+        columns[2] = np.where(rows == index, np.float32(number % 6), history.values)
     elif what == "time":
-        columns[1] = np.where(rows == place, history.times // 2, history.times)
+        columns[1] = np.where(rows == index, history.times // 2, history.times)
     else:
         query_times = query_times + number
     items, times, values = columns
@@ -161,7 +161,7 @@ def changed(history: Batch, what: str, number: int, more: Batch) -> Batch:
 @pytest.mark.parametrize("name", ["esasrec", "sasrec-meta, rated", "hstu, combined, now", "hstu, now"])
 @settings(max_examples=12)
 @given(first=st.integers(1, 20), changes=st.lists(change, min_size=1, max_size=12))
-def test_whatever_happens_to_a_history_the_question_is_that_of_the_full_pass(
+def test_after_any_change_of_a_history_the_query_is_that_of_the_full_pass(
     name: str, first: int, changes: list[tuple[str, int]]
 ) -> None:
     model, encoder = case_of(name)
@@ -174,7 +174,7 @@ def test_whatever_happens_to_a_history_the_question_is_that_of_the_full_pass(
         assert_alike(query[None], full_pass(model, window))
 
 
-def test_a_question_about_the_same_events_costs_nothing_unless_its_moment_counts() -> None:
+def test_a_repeated_query_is_cached_unless_its_time_matters() -> None:
     window = history_of(12)
     later = replace(window, query_times=window.times[-1:] + 10**8)
     for name, counts in (("esasrec", False), ("hstu", False), ("hstu, now", True)):
@@ -190,8 +190,8 @@ def test_a_question_about_the_same_events_costs_nothing_unless_its_moment_counts
 
 
 @pytest.mark.parametrize("name", ["sasrec", "hstu, combined, now"])
-def test_users_encoded_together_are_remembered_each_alone(name: str) -> None:
-    """Those chosen, whether there is room for the longest of the batch or not."""
+def test_users_encoded_together_have_separate_caches(name: str) -> None:
+    """For the chosen users, whether the longest of the batch fits or not."""
     model, encoder = case_of(name)
     for lengths in ([9, 10, 12], [1, 15, 2, 3]):
         users = [history_of(length + 1, seed=length) for length in lengths]
@@ -214,7 +214,7 @@ def test_users_encoded_together_are_remembered_each_alone(name: str) -> None:
             assert_alike(query, expected[row])
 
 
-def test_a_memory_grows_with_its_history_up_to_the_window() -> None:
+def test_a_cache_grows_with_its_history_up_to_the_window() -> None:
     model, encoder = case_of("sasrec", length=CAPACITY_STEP + 5)
     windows = every_window(model, history_of(CAPACITY_STEP + 5))
     _, (kv_cache,) = encoder.encode(window_of(windows, 0), [0])
@@ -227,7 +227,7 @@ def test_a_memory_grows_with_its_history_up_to_the_window() -> None:
     assert sizes[-1] > kv_cache.kv.nbytes == 2 * 2 * 8 * (CAPACITY_STEP + 5) * 4  # blocks, K and V, width
 
 
-def test_too_much_at_once_and_other_beginnings_are_not_extended() -> None:
+def test_too_many_new_events_and_other_first_events_are_not_extended() -> None:
     _, encoder = case_of("sasrec", length=64)
     history = history_of(40)
 
@@ -239,23 +239,23 @@ def test_too_much_at_once_and_other_beginnings_are_not_extended() -> None:
     assert encoder.extend(kv_cache, part(0, 11 + MAX_NEW_TOKENS)) is None
     assert encoder.extend(kv_cache, part(1, 12)) is None
     assert encoder.extend(kv_cache, part(0, 9)) is None
-    assert encoder.extend(kv_cache, part(0, 10 + MAX_NEW_TOKENS)) is not None, "refusals leave it as it was"
+    assert encoder.extend(kv_cache, part(0, 10 + MAX_NEW_TOKENS)) is not None, "a refusal leaves the cache unchanged"
 
 
-def test_no_values_are_values_that_nobody_gave() -> None:
-    """Whether a batch has values at all depends on the users that a query is answered with."""
+def test_no_values_equal_missing_values() -> None:
+    """Whether a batch has values depends on the other users of the batch."""
     model, encoder = case_of("sasrec-meta, rated")
     without = history_of(10, values=False)
-    given_nothing = replace(without, values=np.full(10, np.nan, dtype=np.float32))
+    missing = replace(without, values=np.full(10, np.nan, dtype=np.float32))
     _, (kv_cache,) = encoder.encode(without.tokens(np.arange(9), np.array([9])), [0])
-    for window in (given_nothing, without):
+    for window in (missing, without):
         query = encoder.extend(kv_cache, window)
         assert query is not None
-        assert_alike(query[None], full_pass(model, given_nothing))
+        assert_alike(query[None], full_pass(model, missing))
 
 
-def test_gates_that_are_shut_are_no_cause_for_warnings() -> None:
-    """Products of some hundreds: the exponential of the opposite is infinite."""
+def test_closed_gates_cause_no_warnings() -> None:
+    """Logits of some hundreds: the exponential of their negative is infinite."""
     for builder in ("hstu", "esasrec"):
         model = model_of(builder, positions="oldest")
         with torch.no_grad():
@@ -293,10 +293,10 @@ def test_gates_that_are_shut_are_no_cause_for_warnings() -> None:
         ("nextitnet", "oldest", False),
     ],
 )
-def test_who_looks_both_ways_or_counts_from_the_newest_cannot_be_continued(
+def test_bidirectional_models_and_positions_from_the_newest_are_not_incremental(
     builder: str, positions: str, incremental: bool
 ) -> None:
-    """Nor can those whose later tokens do not need a row of each earlier one, which is what a kv_cache keeps."""
+    """Nor models whose later tokens do not need a row of each earlier one, which is what a KV cache holds."""
     model = model_of(builder, positions=positions)
     assert model.incremental is incremental
     assert model.window_step == (16 if incremental else 1)

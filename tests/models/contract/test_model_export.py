@@ -30,17 +30,17 @@ def windows_of(rng: np.random.Generator, lengths: list[int], n_items: int) -> Ba
 
 
 def assert_the_graph_is_the_model(model: SequenceModel, folder: Path) -> None:
-    """Questions, scores and answers: alone and together, shorter and longer than what the model has room for."""
+    """Queries, scores and answers: alone and in batches, shorter and longer than the model's length."""
     torch_run = recommender_of(model, counts=[number % 4 for number in range(model.items.n_items)])
     slim, rng = exported(torch_run, folder), np.random.default_rng(1)
     for lengths in ([1], [2, 1, 2], [model.length], rng.integers(1, model.length + 1, 9).tolist()):
         windows = windows_of(rng, lengths, model.items.n_items)
         with torch.inference_mode():
-            question = model.query(tensors(windows))
-            scores = model.score_all(question).numpy()
-        found, found_scores = slim.run(windows)
-        np.testing.assert_allclose(found, question.numpy(), rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(found_scores[:, 1:], scores[:, 1:], rtol=1e-5, atol=1e-5)
+            query = model.query(tensors(windows))
+            scores = model.score_all(query).numpy()
+        actual, actual_scores = slim.run(windows)
+        np.testing.assert_allclose(actual, query.numpy(), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(actual_scores[:, 1:], scores[:, 1:], rtol=1e-5, atol=1e-5)
     histories = [random_history(rng, length) for length in [0, 1, 2, *rng.integers(1, 3 * LENGTH, 12).tolist()]]
     for now in (None, 10**9):
         expected = torch_run.recommend_many(histories, 5, now=now)
@@ -63,7 +63,7 @@ def test_the_graph_of_every_builder(builder: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("builder", "changed"),
     [
-        ("sasrec", {"positions": "oldest"}),  # windows that move by steps
+        ("sasrec", {"positions": "oldest"}),  # windows that move in steps
         ("sasrec", {"inputs": "rated", "similarity": "cosine"}),
         ("esasrec", {"items__tied": False, "output": "layer-norm", "heads": 1}),
         ("hstu", {"target_time": True, "inputs": "combined"}),
@@ -75,7 +75,7 @@ def test_the_graph_of_other_settings(builder: str, changed: dict[str, Any], tmp_
 
 
 def test_the_graph_of_a_mixture_of_logits(tmp_path: Path) -> None:
-    """As training begins, and not divided by a low temperature: else torch's own rounding is above 1e-5."""
+    """With initial weights, and not divided by a low temperature: else torch's own rounding is above 1e-5."""
     sizes = {
         "similarity__query_parts": 3,
         "similarity__item_parts": 2,

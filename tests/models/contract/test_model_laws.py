@@ -17,11 +17,11 @@ from model_cases import (
     RECURRENT,
     assert_close,
     batch_of,
+    bidirectional,
     case_of,
+    causal,
+    causal_at_every_position,
     every_builder,
-    looking_back,
-    looking_back_from_every_place,
-    looking_both_ways,
     model_of,
     new_model,
     packed_of,
@@ -46,54 +46,54 @@ from segue.testing import laws
 WITHOUT_ATTENTION = frozenset({"gru4rec", "caser", "nextitnet"})
 
 
-def test_every_builder_is_held_to_this_contract() -> None:
+def test_this_contract_covers_every_builder() -> None:
     assert len(BUILDERS) == 12 and len(BIDIRECTIONAL) == 1 and len(PLANNING) == 2 and BUILDERS.keys() >= BIDIRECTIONAL
 
 
-@looking_back_from_every_place
-def test_a_later_item_changes_no_earlier_state_at_all(builder: str, positions: str) -> None:
+@causal_at_every_position
+def test_a_later_item_changes_no_earlier_state(builder: str, positions: str) -> None:
     laws.later_events_change_nothing_earlier(case_of(builder, positions=positions))
 
 
-@looking_back
+@causal
 def test_a_later_time_changes_no_earlier_state(builder: str) -> None:
-    """Where the newest time is held: the time since the newest is known to all, and so is none of the rest."""
+    """With the newest time fixed: only the time since the newest may reach earlier states."""
     laws.later_times_change_nothing_earlier(case_of(builder))
 
 
-def test_who_is_told_the_moment_of_the_next_event_knows_it_one_state_early() -> None:
+def test_with_target_time_a_state_depends_on_the_next_events_time() -> None:
     laws.later_times_change_nothing_earlier(case_of("hstu", target_time=True))
 
 
-def test_the_newest_time_moves_earlier_states_where_it_is_looked_back_from() -> None:
-    """As PinnerFormer has it; so such a model claims neither prefixes nor memories."""
-    for times, moved in ((["since-newest"], True), (["absolute", "since-previous"], False)):
+def test_times_since_the_newest_make_earlier_states_depend_on_it() -> None:
+    """As in PinnerFormer; such a model is not incremental and has no KV cache."""
+    for times, dependent in ((["since-newest"], True), (["absolute", "since-previous"], False)):
         model, batch = model_of(EVENTS, inputs__times=times), batch_of(*random_users([5, 3]))
         later = batch.times.copy()
         later[4] += 17
-        before, after = (model.encode(tensors(replace(batch, times=told))) for told in (batch.times, later))
-        assert torch.equal(after[:4], before[:4]) is not moved and torch.equal(after[5:], before[5:])
+        before, after = (model.encode(tensors(replace(batch, times=moved))) for moved in (batch.times, later))
+        assert torch.equal(after[:4], before[:4]) is not dependent and torch.equal(after[5:], before[5:])
         assert not model.incremental
 
 
-@looking_both_ways
+@bidirectional
 @pytest.mark.parametrize("depth", [1, 2])
-def test_what_is_hidden_is_sought_before_and_behind(builder: str, depth: int) -> None:
-    """A changed item changes what is said of a hidden one, wherever it stands; never that of another user."""
+def test_a_mask_attends_in_both_directions(builder: str, depth: int) -> None:
+    """A changed item changes the output at the mask from any position, and no state of another user."""
     model, users = model_of(builder, depth=depth), random_users([9, 4, 1])
     users[0][4] = MASK
     before = states_of(model, users)
-    for place in (*range(4), *range(5, 9)):
+    for position in (*range(4), *range(5, 9)):
         changed = [[*users[0]], users[1], users[2]]
-        changed[0][place] = users[0][place] % N_ITEMS + 1
+        changed[0][position] = users[0][position] % N_ITEMS + 1
         after = states_of(model, changed)
         assert (model.head(after[0])[4] - model.head(before[0])[4]).abs().max() > 1e-4
         assert torch.equal(after[1], before[1]) and torch.equal(after[2], before[2])
 
 
 @pytest.mark.parametrize("builder", sorted(BUILDERS.keys() - {"hstu"}))
-def test_states_ask_for_order_only(builder: str) -> None:
-    """A model that says it does not use the target's time may use no time, nor the moment of the question."""
+def test_states_depend_on_order_and_not_on_times(builder: str) -> None:
+    """A model without `target_time` uses neither event times nor the query time."""
     model, batch = model_of(builder), batch_of(*random_users([5, 3]))
     assert not model.target_time
     before = model.encode(tensors(batch))
@@ -102,15 +102,15 @@ def test_states_ask_for_order_only(builder: str) -> None:
 
 
 @every_builder
-def test_the_moment_of_the_question_counts_only_where_it_says_so(builder: str) -> None:
+def test_the_query_time_matters_only_if_declared(builder: str) -> None:
     laws.query_time_counts_only_if_declared(case_of(builder))
 
 
-def test_hstu_knows_the_moment_of_the_question_where_it_says_so() -> None:
+def test_hstu_uses_the_query_time_if_declared() -> None:
     case = case_of("hstu", target_time=True)
     laws.query_time_counts_only_if_declared(case)
     model, batch = case.perturbed(), batch_of(*random_users([5]))
-    soon, late = (tensors(replace(batch, query_times=np.array([moment]))) for moment in (1_000, 10**6))
+    soon, late = (tensors(replace(batch, query_times=np.array([time]))) for time in (1_000, 10**6))
     assert model.target_time and not torch.equal(model.query(soon), model.query(late))
 
 
@@ -131,18 +131,18 @@ def test_states_and_gradients_of_a_batch_are_those_of_its_users(builder: str, ti
 @every_builder
 @settings(max_examples=8)
 @given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=6), seed=st.integers(0, 1000))
-def test_users_of_a_batch_are_strangers(builder: str, lengths: list[int], seed: int) -> None:
+def test_users_of_a_batch_are_independent(builder: str, lengths: list[int], seed: int) -> None:
     model = model_of(builder).double()
     users = random_users(lengths, seed)
     together = states_of(model, users)
-    for user, found in zip(users, together, strict=True):
-        assert_close(found, states_of(model, [user])[0], 1e-10)
+    for user, states in zip(users, together, strict=True):
+        assert_close(states, states_of(model, [user])[0], 1e-10)
     assert_close(model.query(packed_of(*users)), queries_of(model, users), 1e-10)
 
 
-@looking_back_from_every_place
-def test_unless_counted_from_the_newest_a_prefix_is_encoded_as_inside_the_whole(builder: str, positions: str) -> None:
-    """From the oldest on, between each other, or without places: what comes later moves none."""
+@causal_at_every_position
+def test_a_prefix_is_encoded_as_in_the_whole_unless_counted_from_the_newest(builder: str, positions: str) -> None:
+    """With positions from the oldest, relative positions or none: later events change no state."""
     case = case_of(builder, positions=positions)
     if positions != "newest":
         laws.prefixes_are_encoded_as_inside_the_whole(case)
@@ -152,21 +152,21 @@ def test_unless_counted_from_the_newest_a_prefix_is_encoded_as_inside_the_whole(
 
 
 @pytest.mark.parametrize(
-    ("positions", "counts"), [("oldest", True), ("sinusoidal", True), ("rotary", False), ("buckets", False)]
+    ("positions", "counting"), [("oldest", True), ("sinusoidal", True), ("rotary", False), ("buckets", False)]
 )
-def test_who_knows_distances_alone_cannot_count(positions: str, counts: bool) -> None:
-    """Of items that are all the same the mean is the same, however many they are and whatever their weights."""
+def test_relative_positions_alone_cannot_count_events(positions: str, counting: bool) -> None:
+    """The mean of equal items is the same, however many there are and whatever their weights."""
     model = model_of("transformer", positions=positions).double()
     once, thrice = model.query(packed_of([5], [5, 5, 5]))
-    assert torch.allclose(once, thrice, rtol=0, atol=1e-10) is not counts
-    there, back = model.query(packed_of([5, 6, 7], [6, 5, 7]))
-    assert not torch.allclose(there, back, rtol=0, atol=1e-3), "and yet order counts"
+    assert torch.allclose(once, thrice, rtol=0, atol=1e-10) is not counting
+    first, other = model.query(packed_of([5, 6, 7], [6, 5, 7]))
+    assert not torch.allclose(first, other, rtol=0, atol=1e-3), "order matters all the same"
 
 
 @every_builder
 @tied_or_not
 def test_a_query_is_the_head_of_the_newest_state_and_scores_are_its_products(builder: str, tied: bool) -> None:
-    """The query of one block and of many, alone and in company."""
+    """With one block and with several, alone and in a batch."""
     for depth in (1, 3):
         laws.queries_are_the_newest_states(case_of(builder, items__tied=tied, depth=depth))
     model = model_of(builder, items__tied=tied).double()
@@ -176,7 +176,7 @@ def test_a_query_is_the_head_of_the_newest_state_and_scores_are_its_products(bui
 
 
 @every_builder
-def test_tied_means_one_vector_an_item(builder: str) -> None:
+def test_tied_models_have_one_vector_per_item(builder: str) -> None:
     tied, untied = model_of(builder, items__tied=True), model_of(builder, items__tied=False)
     assert len(list(untied.parameters())) == len(list(tied.parameters())) + 1
     batch = packed_of([3, 4])
@@ -205,7 +205,7 @@ def test_users_of_one_event_and_ids_at_the_end_of_the_catalogue(builder: str) ->
 
 @every_builder
 def test_a_history_beyond_the_length_is_refused(builder: str) -> None:
-    """A mask takes a place of its own."""
+    """A mask takes one position."""
     model = model_of(builder, length=4)
     assert model.length == (3 if builder in BIDIRECTIONAL else 4)
     model.query(packed_of([1, 2, 3, 4][: model.length]))
@@ -224,60 +224,60 @@ def test_a_user_without_events_is_never_answered_with_anothers_state(builder: st
 
 
 @pytest.mark.parametrize("builder", sorted(WITHOUT_ATTENTION))
-def test_where_nobody_looks_at_anybody_there_is_no_attention_to_show(builder: str) -> None:
+def test_models_without_attention_have_no_attention_maps(builder: str) -> None:
     model = model_of(builder)
     assert model.attention(packed_of([1, 2], [3])) is None
 
 
 @pytest.mark.parametrize("builder", sorted(BUILDERS.keys() - WITHOUT_ATTENTION - {*PLANNING}))
 @pytest.mark.parametrize("heads", [1, 4])
-def test_attention_says_who_looked_at_whom(builder: str, heads: int) -> None:
-    """Of the history's tokens and, where the model asks with a mask, of that one after them."""
+def test_attention_weights_between_tokens(builder: str, heads: int) -> None:
+    """Of the history's tokens and, if the model queries with a mask, of that mask after them."""
     model, users = model_of(builder, heads=heads, depth=3).double(), random_users([5, 2])
-    layers, heads = (1, 1) if builder == "narm" else (3, heads)  # one look back, after its recurrent layers
-    found, tokens = model.attention(packed_of(*users)), [len(user) for user in query_tokens(model, users)]
-    assert found is not None and found.shape == (layers, 2, heads, tokens[0], tokens[0])
-    for user, length in enumerate(tokens):
-        own = found[:, user, :, :length, :length]
-        if builder != "hstu":  # its weights stand each for itself
+    layers, heads = (1, 1) if builder == "narm" else (3, heads)  # one attention layer, after its recurrent layers
+    weights, n_tokens = model.attention(packed_of(*users)), [len(user) for user in query_tokens(model, users)]
+    assert weights is not None and weights.shape == (layers, 2, heads, n_tokens[0], n_tokens[0])
+    for user, length in enumerate(n_tokens):
+        own = weights[:, user, :, :length, :length]
+        if builder != "hstu":  # its weights are not normalised
             assert_close(own.sum(-1), torch.ones(layers, heads, length, dtype=torch.float64), 1e-12)
             assert (own >= 0).all()
         assert (own.triu(1) != 0).any() == (builder in BIDIRECTIONAL)
         alone = model.attention(packed_of(users[user]))
         assert alone is not None
         assert_close(alone[:, 0], own, 1e-10)
-    assert layers == 1 or not torch.equal(found[0], found[1]), "each layer has its own"
+    assert layers == 1 or not torch.equal(weights[0], weights[1]), "each layer has its own weights"
 
 
 @planning
 @pytest.mark.parametrize("heads", [1, 4])
-def test_attention_says_where_a_decoder_looks(builder: str, heads: int) -> None:
-    """After the layers of the encoder, whose events look both ways, or, where they are read one by one, at nobody."""
+def test_attention_maps_of_a_decoder(builder: str, heads: int) -> None:
+    """After the maps of a bidirectional encoder, or, if the encoder is recurrent, without any of its own."""
     model, users = model_of(builder, heads=heads, depth=3).double(), random_users([5, 2])
-    found, recurrent = attention_maps(model, packed_of(*users)), builder == RECURRENT
+    maps, recurrent = attention_maps(model, packed_of(*users)), builder == RECURRENT
     layers, heads = (1, 1) if recurrent else (3, heads)
     encoder = [] if recurrent else [f"encoder, layer {layer}" for layer in (1, 2, 3)]
-    assert [each.name for each in found if each.rows == "tokens"] == encoder
-    looked_at = ["at the history"] if recurrent else ["at its steps", "at the history"]
-    decoder = [f"decoder, layer {layer}, {what}" for layer in range(1, layers + 1) for what in looked_at]
-    assert [each.name for each in found] == [*encoder, *decoder]
+    assert [each.name for each in maps if each.rows == "tokens"] == encoder
+    sources = ["at the history"] if recurrent else ["at its steps", "at the history"]
+    decoder = [f"decoder, layer {layer}, {source}" for layer in range(1, layers + 1) for source in sources]
+    assert [each.name for each in maps] == [*encoder, *decoder]
     for user, length in enumerate((5, 2)):
-        for each, alone in zip(found, attention_maps(model, packed_of(users[user])), strict=True):
+        for each, alone in zip(maps, attention_maps(model, packed_of(users[user])), strict=True):
             shape = [5 if side == "tokens" else 1 for side in (each.rows, each.columns)]
             assert each.weights.shape == (2, heads, *shape)
             own = each.weights[user, :, :length, :length]
             assert_close(own.sum(-1), torch.ones_like(own[..., 0]), 1e-12)
-            assert (own > 0).all(), "everyone looks at everything"
+            assert (own > 0).all(), "every token attends to every other"
             assert_close(alone.weights[0], own, 1e-10)
-    assert recurrent or not torch.equal(found[0].weights, found[1].weights), "each layer has its own"
+    assert recurrent or not torch.equal(maps[0].weights, maps[1].weights), "each layer has its own weights"
 
 
 @every_builder
-def test_building_leaves_the_global_random_state_alone_and_draws_from_its_generator(builder: str) -> None:
+def test_building_uses_its_generator_and_not_the_global_random_state(builder: str) -> None:
     laws.building_is_repeatable(case_of(builder))
     first, other = new_model(builder, seed=5).state_dict(), new_model(builder, seed=6).state_dict()
-    drawn = [name for name, weight in first.items() if weight.dim() > 1]
-    assert not any(torch.equal(first[name], other[name]) for name in drawn), "every matrix is drawn"
+    matrices = [name for name, weight in first.items() if weight.dim() > 1]
+    assert not any(torch.equal(first[name], other[name]) for name in matrices), "every matrix is random"
 
 
 @every_builder
@@ -286,9 +286,9 @@ def test_the_padding_row_starts_at_zero(builder: str, tied: bool) -> None:
     laws.padding_is_zero(case_of(builder, items__tied=tied))
 
 
-@looking_back
+@causal
 def test_targets_never_reach_the_encoder(builder: str) -> None:
-    """Other answers, at other times: the states that are questioned stay as they were."""
+    """Other targets, at other times: the states of the inputs do not change."""
     model, users = model_of(builder), random_users([6, 2, 4])
     batch, rng = batch_of(*users), np.random.default_rng(0)
     ends = np.cumsum(batch.lengths)
@@ -300,9 +300,9 @@ def test_targets_never_reach_the_encoder(builder: str) -> None:
     assert torch.equal(model.encode(tensors(true.inputs)), model.encode(tensors(shuffled.inputs)))
 
 
-@looking_both_ways
-def test_hidden_items_never_reach_the_encoder(builder: str) -> None:
-    """Other items at the places that are hidden: every state stays as it was."""
+@bidirectional
+def test_masked_items_never_reach_the_encoder(builder: str) -> None:
+    """Other items at the masked positions: no state changes."""
     model, batch = model_of(builder), batch_of(*random_users([6, 2, 9]))
     task, facts = MaskedItem(share=0.4, most=9, last=0.0), TaskFacts(MASK)
     true = task(batch, np.random.default_rng(5), facts)
@@ -315,36 +315,36 @@ def test_hidden_items_never_reach_the_encoder(builder: str) -> None:
 
 
 @planning
-def test_what_continues_a_history_never_reaches_its_reader(builder: str) -> None:
-    """Other items after a cut: the states up to the first that is fed one of them stay as they were."""
+def test_events_after_a_cut_never_reach_the_encoder(builder: str) -> None:
+    """Other items after a cut: the states before the first that is fed one of them do not change."""
     model, users = model_of(builder), random_users([9, 4, 2])
-    read = [4, 2, 1]
-    before = states_of(model, users, read)
+    cuts = [4, 2, 1]
+    before = states_of(model, users, cuts)
     for step in range(4, 9):
         changed = [[*users[0]], users[1], users[2]]
         changed[0][step] = users[0][step] % N_ITEMS + 1
-        after = states_of(model, changed, read)
+        after = states_of(model, changed, cuts)
         assert torch.equal(after[0][:step], before[0][:step])
         assert not torch.equal(after[0][step:], before[0][step:])
         assert torch.equal(after[1], before[1]) and torch.equal(after[2], before[2])
 
 
 @planning
-def test_what_is_asked_of_a_decoder_in_training_is_what_is_asked_in_service(builder: str) -> None:
-    """The state at a cut is the question of the history before it; the events before that ask nothing."""
+def test_decoder_queries_of_training_are_those_of_serving(builder: str) -> None:
+    """The state at a cut is the query of the history before it; the events before that have no query."""
     model, users = model_of(builder).double(), random_users([6, 2, 9])
     inputs = task_of(model)(batch_of(*users), np.random.default_rng(0)).inputs
     assert inputs.histories is not None and len(inputs.histories) == 5 + 1 + 8
     states = torch.split(model.encode(tensors(inputs)), inputs.lengths.tolist())
     items = np.split(inputs.items, np.cumsum(inputs.lengths)[:-1])
-    for state, user, read in zip(states, items, inputs.histories.tolist(), strict=True):
-        assert_close(model.head(state[read - 1 : read]), model.query(packed_of(user[:read].tolist())), 1e-10)
-        assert (state[: read - 1] == 0).all()
+    for state, user, cut in zip(states, items, inputs.histories.tolist(), strict=True):
+        assert_close(model.head(state[cut - 1 : cut]), model.query(packed_of(user[:cut].tolist())), 1e-10)
+        assert (state[: cut - 1] == 0).all()
 
 
 @pytest.mark.parametrize("builder", sorted(BUILDERS.keys() - {*PLANNING}))
-def test_what_is_asked_in_training_is_what_is_asked_in_service(builder: str) -> None:
-    """The question about a user's last event, which training asks, is that of the history before it."""
+def test_queries_of_training_are_those_of_serving(builder: str) -> None:
+    """The training query for a user's last event is the query of the history before it."""
     model, users = model_of(builder).double(), random_users([6, 2, 9])
     examples = task_of(model)(batch_of(*users), np.random.default_rng(0))
     states = model.encode(tensors(examples.inputs))

@@ -1,4 +1,4 @@
-"""Every model can learn: by heart what can be learned by heart, and nothing from noise."""
+"""Every model can learn: it memorises small data, and learns nothing from noise."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from model_cases import (
     N_ITEMS,
     NOT_CAUSAL,
     batch_of,
+    bidirectional,
     case_of,
+    causal,
     eight_users,
     every_builder,
-    looking_back,
-    looking_both_ways,
     new_model,
     packed_of,
     planning,
@@ -57,73 +57,77 @@ def trained(
         *product(sorted(CHOICES.keys() - NOT_CAUSAL), (True,)),
     ],
 )
-def test_eight_users_of_ten_items_are_learned_by_heart(builder: str, tied: bool) -> None:
+def test_eight_users_of_ten_items_are_memorised(builder: str, tied: bool) -> None:
     memorises_eight_users(case_of(builder, width=16, depth=1, length=10, items__tied=tied), steps=150)
 
 
-@looking_back
-def test_what_depends_on_the_event_before_the_last_is_learned(builder: str) -> None:
-    """Two walks on a cycle take turns: the last event says nothing of the next, the one before it everything. What
-    knows no more than the last event is right once in twelve."""
+@causal
+def test_a_dependence_on_the_event_before_the_last_is_learned(builder: str) -> None:
+    """Two walks on a cycle alternate: the event before the last determines the next one, the last event does
+    not. A model that uses only the last event is right once in twelve."""
 
     def walks(first: int, second: int) -> list[int]:
-        return [((first, second)[place % 2] + place // 2) % 12 + 1 for place in range(8)]
+        return [((first, second)[position % 2] + position // 2) % 12 + 1 for position in range(8)]
 
-    drawn = np.random.default_rng(0).permutation(144)
-    known, others = ([walks(pair // 12, pair % 12) for pair in pairs.tolist()] for pairs in (drawn[:120], drawn[120:]))
+    order = np.random.default_rng(0).permutation(144)
+    users, others = ([walks(pair // 12, pair % 12) for pair in pairs.tolist()] for pairs in (order[:120], order[120:]))
     model = new_model(builder, width=32, length=8)
-    learner, wanted, right = Learner(model, batch_of(*known)), torch.tensor([user[-1] for user in others]), 0.0
+    learner, targets, accuracy = Learner(model, batch_of(*users)), torch.tensor([user[-1] for user in others]), 0.0
     for _ in range(10):
         learner.steps(15)
         with torch.inference_mode():
             scores = model.score_all(model.query(packed_of(*(user[:-1] for user in others))))
-        right = (scores[:, 1:].argmax(1) + 1 == wanted).double().mean().item()
-        if right > 0.9:
+        accuracy = (scores[:, 1:].argmax(1) + 1 == targets).double().mean().item()
+        if accuracy > 0.9:
             return
-    raise AssertionError(f"only {right:.2f} of the answers are right")
+    raise AssertionError(f"only {accuracy:.2f} of the answers are right")
 
 
-@looking_both_ways
+@bidirectional
 @tied_or_not
-def test_what_is_hidden_of_eight_users_is_learned_by_heart(builder: str, tied: bool) -> None:
-    """The last event, which every step hides; and of all events, each hidden alone, nearly all."""
-    model, users, right = new_model(builder, width=32, depth=1, length=10, items__tied=tied), eight_users(N_ITEMS), 0
+def test_masked_events_of_eight_users_are_memorised(builder: str, tied: bool) -> None:
+    """The last event, which every step masks; and nearly all events, each masked alone."""
+    model, users, correct = (
+        new_model(builder, width=32, depth=1, length=10, items__tied=tied),
+        eight_users(N_ITEMS),
+        0,
+    )
     trained(model, batch_of(*users), 150)
     last = model.score_all(model.query(packed_of(*(user[:-1] for user in users))))[:, 1:].argmax(1) + 1
     assert last.tolist() == [user[-1] for user in users]
-    for place in range(10):
-        hidden = [[*user[:place], MASK, *user[place + 1 :]] for user in users]
-        states = torch.stack([state[place] for state in states_of(model, hidden)])
-        found = model.score_all(model.head(states))[:, 1:].argmax(1) + 1
-        right += sum(item == user[place] for item, user in zip(found.tolist(), users, strict=True))
-    assert right >= 70, "of eighty"
+    for position in range(10):
+        hidden = [[*user[:position], MASK, *user[position + 1 :]] for user in users]
+        states = torch.stack([state[position] for state in states_of(model, hidden)])
+        answers = model.score_all(model.head(states))[:, 1:].argmax(1) + 1
+        correct += sum(item == user[position] for item, user in zip(answers.tolist(), users, strict=True))
+    assert correct >= 70, "of eighty"
 
 
-@looking_both_ways
-def test_what_comes_next_on_a_cycle_is_learned_from_what_is_hidden(builder: str) -> None:
-    """Users of four and of six events are trained on; a mask after four makes five, which it has never met."""
+@bidirectional
+def test_the_next_item_of_a_cycle_is_learned_from_masked_items(builder: str) -> None:
+    """Trained on users of four and six events; four events and a mask make five, a length unseen in training."""
 
     def walk(start: int, length: int) -> list[int]:
-        return [(start + place) % 12 + 1 for place in range(length)]
+        return [(start + position) % 12 + 1 for position in range(length)]
 
     model = new_model(builder, width=32, depth=1, length=10)
     trained(model, batch_of(*(walk(start, length) for start in range(12) for length in (4, 6))), 150)
-    found = model.score_all(model.query(packed_of(*(walk(start, 4) for start in range(12)))))[:, 1:].argmax(1) + 1
-    assert found.tolist() == [walk(start, 5)[-1] for start in range(12)]
+    answers = model.score_all(model.query(packed_of(*(walk(start, 4) for start in range(12)))))[:, 1:].argmax(1) + 1
+    assert answers.tolist() == [walk(start, 5)[-1] for start in range(12)]
 
 
 @planning
-def test_what_came_after_each_cut_of_eight_users_is_learned_by_heart(builder: str) -> None:
+def test_continuations_of_eight_users_are_memorised(builder: str) -> None:
     memorises_eight_users(case_of(builder, width=32, depth=1, length=10))
 
 
 @every_builder
 def test_a_seed_gives_one_sequence_of_losses(builder: str) -> None:
-    """The weights' and the one that dropout draws from."""
+    """The seed of the weights and that of dropout."""
 
-    def losses(weights: int, dropped: int) -> list[float]:
+    def losses(weights: int, dropout: int) -> list[float]:
         model = new_model(builder, seed=weights, dropout=0.3)
-        set_generator(model, torch.Generator().manual_seed(dropped))
+        set_generator(model, torch.Generator().manual_seed(dropout))
         return trained(model, batch_of(*random_users([7, 3])), 2)
 
     first = losses(1, 1)
@@ -133,17 +137,17 @@ def test_a_seed_gives_one_sequence_of_losses(builder: str) -> None:
 
 @every_builder
 def test_loss_starts_at_chance(builder: str) -> None:
-    """About log V: logits of size one add a half to it."""
+    """About log V: logits of unit variance add a half to it."""
     (loss,) = trained(new_model(builder, width=32), batch_of(*random_users([20] * 10)), 1)
     assert loss == pytest.approx(math.log(N_ITEMS), abs=1)
 
 
 @every_builder
-def test_random_targets_stay_at_chance_on_users_not_trained_on(builder: str) -> None:
-    """Were the answer anywhere in the input, this would be learned."""
+def test_random_targets_stay_at_chance_on_unseen_users(builder: str) -> None:
+    """If the input contained the target, this would be learned."""
     batch, others = batch_of(*random_users([20] * 30, seed=3)), batch_of(*random_users([20] * 20, seed=4))
     model = new_model(builder)
-    trained(model, batch, 15)  # where the target is its own input, this learns a tenth of log V and more
+    trained(model, batch, 15)  # if the input contained the target, this would learn a tenth of log V and more
     objective = Objective(objective_settings(), COUNTS)
     examples = task_of(model)(others, np.random.default_rng(1))
     states = model.encode(tensors(examples.inputs))
@@ -163,7 +167,7 @@ def test_the_padding_row_stays_zero(builder: str, tied: bool, loss: ObjectiveSet
 
 
 @every_builder
-def test_users_with_one_input_can_be_learned_from(builder: str) -> None:
+def test_users_with_one_input_can_be_trained_on(builder: str) -> None:
     model = new_model(builder)
     losses = trained(model, batch_of([1, 2], [3, 4]), 5)
     assert all(math.isfinite(loss) for loss in losses) and losses[-1] < losses[0]

@@ -1,4 +1,4 @@
-"""A model comes back from its files bit for bit, or is refused with a sentence."""
+"""A model is loaded from its files bit for bit, or refused with a message."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from model_cases import (
     case_of,
     every_builder,
-    every_builder_and_place,
+    every_builder_and_position,
     model_of,
     packed_of,
     random_users,
@@ -23,15 +23,15 @@ from segue.models.checkpoint import SETTINGS, WEIGHTS, load_model, save_model
 from segue.testing import laws
 
 
-@every_builder_and_place
+@every_builder_and_position
 @tied_or_not
 def test_saved_and_loaded_is_the_same_model(builder: str, tied: bool, positions: str) -> None:
     laws.saving_changes_nothing(case_of(builder, items__tied=tied, positions=positions))
 
 
 @every_builder
-def test_a_shipped_model_comes_back_from_two_files(builder: str, tmp_path: Path) -> None:
-    """Without being told who built it, and with the attention that it had."""
+def test_a_saved_model_is_loaded_from_two_files(builder: str, tmp_path: Path) -> None:
+    """Without naming its builder, and with the same attention."""
     model, batch = model_of(builder), packed_of(*random_users([4, 1, 7]))
     save_model(model, settings_of(builder), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([SETTINGS, WEIGHTS])
@@ -56,7 +56,7 @@ def test_a_loaded_model_is_ready_to_answer(builder: str, tmp_path: Path) -> None
 @every_builder
 @pytest.mark.parametrize("name", [SETTINGS, WEIGHTS])
 @pytest.mark.parametrize("damage", ["missing", "empty", "cut", "other"])
-def test_damaged_files_are_refused_with_a_sentence(builder: str, name: str, damage: str, tmp_path: Path) -> None:
+def test_damaged_files_are_refused_with_a_message(builder: str, name: str, damage: str, tmp_path: Path) -> None:
     save_model(model_of(builder), settings_of(builder), tmp_path)
     path = tmp_path / name
     content = path.read_bytes()
@@ -64,15 +64,15 @@ def test_damaged_files_are_refused_with_a_sentence(builder: str, name: str, dama
         path.unlink()
     else:
         path.write_bytes({"empty": b"", "cut": content[: len(content) // 2], "other": b'{"hello": 1}' * 9}[damage])
-    with pytest.raises(FolderError, match="cannot be read") as caught:
+    with pytest.raises(FolderError, match="cannot be read") as error:
         load_model(tmp_path)
-    assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+    assert str(tmp_path) in str(error.value) and "\n" not in str(error.value)
 
 
 @every_builder
-def test_weights_of_another_shape_are_refused_with_a_sentence(builder: str, tmp_path: Path) -> None:
+def test_weights_of_another_shape_are_refused_with_a_message(builder: str, tmp_path: Path) -> None:
     """The description says depth 3, the weights have two blocks."""
     save_model(model_of(builder), settings_of(builder, depth=3), tmp_path)
-    with pytest.raises(FolderError, match="cannot be read") as caught:
+    with pytest.raises(FolderError, match="cannot be read") as error:
         load_model(tmp_path)
-    assert "\n" not in str(caught.value), "one or two plain sentences"
+    assert "\n" not in str(error.value), "one or two plain sentences"

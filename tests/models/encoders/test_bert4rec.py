@@ -1,4 +1,4 @@
-"""BERT4Rec's own: how tokens are made, what is done at a mask, biases, and how it begins."""
+"""BERT4Rec: its tokens, its head at a mask, biases and initialisation."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ def model_of(**changed: Any) -> SequenceModel:
     return model
 
 
-def assert_close(found: Tensor, expected: Tensor, atol: float = 1e-12) -> None:
-    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+def assert_close(actual: Tensor, expected: Tensor, atol: float = 1e-12) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize(("positions", "places"), [("oldest", [0, 1, 2]), ("newest", [2, 1, 0])])
-def test_from_items_to_scores(positions: str, places: list[int]) -> None:
-    """LN(E + P), the blocks, at the question LN(gelu(W x + w)), then E x + b; the mask has a vector of its own."""
+@pytest.mark.parametrize(("positions", "indices"), [("oldest", [0, 1, 2]), ("newest", [2, 1, 0])])
+def test_from_items_to_scores(positions: str, indices: list[int]) -> None:
+    """LN(E + P), the blocks, at the query LN(gelu(W x + w)), then E x + b; the mask has its own vector."""
     model, batch = model_of(positions=positions), packed([3, MASK, 2])
     table, mask, bias = model.items.into, model.items.mask, model.items.bias
     assert mask is not None and bias is not None
-    tokens = torch.stack((table[3], mask, table[2])) + model.positions.table[places]
+    tokens = torch.stack((table[3], mask, table[2])) + model.positions.table[indices]
     norm = model.norm_tokens
     states = functional.layer_norm(tokens, (4,), norm.weight, norm.bias, 1e-12)  # type: ignore[arg-type]
     assert [type(block) for block in model.blocks] == [PostNormBlock, PostNormBlock]
@@ -77,8 +77,8 @@ def test_from_items_to_scores(positions: str, places: list[int]) -> None:
     assert_close(model.score_all(model.head(states)), expected)
 
 
-def test_the_question_is_a_mask_after_the_history() -> None:
-    """Also that of the toy user, cut to the length: of 10, 20, 30, 40 in four places, 20, 30, 40 and the mask."""
+def test_the_query_is_a_mask_after_the_history() -> None:
+    """Also that of the toy user, cut to the length: of 10, 20, 30, 40 in four positions, 20, 30, 40 and the mask."""
     model = model_of(length=4)
     assert model.length == 3
     users = [[2, 3, 4], [1]]
@@ -120,26 +120,26 @@ def test_the_loss_of_the_vectors_is_the_loss_of_the_scores() -> None:
     targets = torch.tensor([4, 2])
     assert model.items.bias is not None
     logits = model.query_transform(states) @ model.items.into[1:].T + model.items.bias[1:]
-    found = full_softmax(model.head(states), model.item_vectors()[1:], targets - 1)
-    assert_close(found, functional.cross_entropy(logits, targets - 1))
+    loss = full_softmax(model.head(states), model.item_vectors()[1:], targets - 1)
+    assert_close(loss, functional.cross_entropy(logits, targets - 1))
 
 
 def test_the_mask_is_never_an_answer() -> None:
-    """It has no row among the items, however well it would fit; nor can it be asked for by name."""
+    """It has no row among the items, however high it would score; nor can a search ask for it."""
     model = model_of()
     query = model.query(packed([1, 2, 3]))
     assert model.items.mask_number == MASK and len(model.item_vectors()) == N_ITEMS + 1
     assert model.score_all(query).shape == (1, N_ITEMS + 1)
     index = ExactIndex.build(model.item_vectors())
-    found, _ = index.search(query, 99)
-    assert sorted(found[0].tolist()) == [1, 2, 3, 4, 5]
-    found, _ = index.search(query, 99, only=np.array([MASK, 0, 2]), exclude=Ragged.of_lists([[MASK]]))
-    assert found.tolist() == [[2]]
+    results, _ = index.search(query, 99)
+    assert sorted(results[0].tolist()) == [1, 2, 3, 4, 5]
+    results, _ = index.search(query, 99, only=np.array([MASK, 0, 2]), exclude=Ragged.of_lists([[MASK]]))
+    assert results.tolist() == [[2]]
 
 
-def test_with_only_the_last_hidden_and_looking_back_it_is_next_item_prediction_from_a_mask() -> None:
-    """The masked last event of training asks what the service asks. Looking back only, the history does not know that
-    it is asked: its states are those without a mask, and the mask is one more token that reads them."""
+def test_with_causal_attention_and_only_the_last_masked_it_predicts_the_next_item() -> None:
+    """The masked last event of training is the query of serving. With causal attention the states of the history are
+    those without a mask, and the mask is one more token that attends to them."""
     model, users = model_of(positions="oldest"), [[1, 4, 2, 5], [3, 2]]
     task, facts = MaskedItem(share=0.1, most=1, last=1.0), TaskFacts(MASK)
     examples = task(batch_of(*users), np.random.default_rng(0), facts)
@@ -151,15 +151,15 @@ def test_with_only_the_last_hidden_and_looking_back_it_is_next_item_prediction_f
             block.attention.causal = causal
         states = model.encode(inputs)[6:]
         assert examples.positions is not None
-        asked = model.head(model.encode(inputs)[examples.positions[2:]])
-        assert_close(asked, model.query(packed(*histories)))
-        knows = (model.encode(packed(*histories)) - states[[0, 1, 2, 4]]).abs().amax(1)
-        assert (knows < 1e-12).all() if causal else (knows > 1e-6).all()
+        queries = model.head(model.encode(inputs)[examples.positions[2:]])
+        assert_close(queries, model.query(packed(*histories)))
+        differences = (model.encode(packed(*histories)) - states[[0, 1, 2, 4]]).abs().amax(1)
+        assert (differences < 1e-12).all() if causal else (differences > 1e-6).all()
 
 
-def test_first_weights_are_small_and_biases_nothing() -> None:
+def test_initial_weights_are_small_and_biases_zero() -> None:
     model = first_model(width=64, length=200)
-    drawn = 0
+    n_random = 0
     for name, weight in model.named_parameters():
         if name.endswith("norm.weight") or ("norm_" in name and name.endswith("weight")):
             assert (weight == 1).all(), name
@@ -168,9 +168,9 @@ def test_first_weights_are_small_and_biases_nothing() -> None:
         else:
             rest = weight[1:] if name == "items.into" else weight
             assert rest.abs().max() <= 0.04 and rest.abs().min() > 0, name
-            assert rest.std().item() == pytest.approx(0.02 * 0.8796, rel=0.25), name  # cut at two deviations
-            drawn += rest.numel()
-    assert drawn > 100_000
+            assert rest.std().item() == pytest.approx(0.02 * 0.8796, rel=0.25), name  # truncated at two deviations
+            n_random += rest.numel()
+    assert n_random > 100_000
     assert (model.items.into[0] == 0).all()
 
 
@@ -183,7 +183,7 @@ def test_cosine_leaves_the_bias_out() -> None:
     assert model.score_all(query)[:, 1:].abs().max() <= 1
 
 
-def test_a_length_without_room_for_the_question_is_refused() -> None:
+def test_a_length_without_room_for_the_mask_is_refused() -> None:
     assert first_model(length=2).length == 1
     with pytest.raises(SettingsError, match=r"model\.length: expected a whole number >= 2, got 1"):
         model_settings(kind="bert4rec", length=1)

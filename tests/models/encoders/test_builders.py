@@ -1,4 +1,4 @@
-"""Each builder's own: how tokens are made, and what stands at the end."""
+"""Each builder: its tokens and its last layers."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def test_sasrec_scales_its_items_and_ends_with_a_norm() -> None:
 
 
 def test_esasrec_takes_its_items_as_they_are_and_ends_without_a_norm() -> None:
-    """Places counted from the newest, which is 0."""
+    """Positions counted from the newest, which is 0."""
     model = model_of(model_settings(kind="esasrec", width=4, length=7, depth=3, positions="newest"))
     assert [type(block) for block in model.blocks] == [GatedBlock] * 3
     tokens = model.items.into[[3, 1, 2]] + model.positions.table[[2, 1, 0]]
     torch.testing.assert_close(model.encode(BATCH), through_blocks(model, tokens), rtol=0, atol=1e-12)
 
 
-def test_gated_blocks_with_four_times_the_width_unless_said_otherwise() -> None:
+def test_the_default_is_gated_blocks_with_four_times_the_width() -> None:
     assert kind_of(model_settings()) == "esasrec" and model_settings().feed_forward == 4
     (block,) = model_of(model_settings(width=6, depth=1)).blocks
     assert isinstance(block, GatedBlock)
@@ -59,21 +59,21 @@ def test_gated_blocks_with_four_times_the_width_unless_said_otherwise() -> None:
 
 @pytest.mark.parametrize("builder", ["sasrec", "esasrec", "bert4rec"])
 def test_dropout_is_on_the_tokens_too(builder: str) -> None:
-    """Half of the numbers of a token are gone, the rest doubled; nothing else is before the blocks."""
+    """Half of the features of a token are zero, the rest doubled; nothing else comes before the blocks."""
     settings = model_settings(kind=builder, width=64, depth=1, dropout=0.5)
-    model, met = model_of(settings), []
-    model.blocks[0].register_forward_pre_hook(lambda _, inputs: met.append(inputs[0]))
+    model, tokens = model_of(settings), []
+    model.blocks[0].register_forward_pre_hook(lambda _, inputs: tokens.append(inputs[0]))
     with torch.random.fork_rng(devices=[]):
         model.encode(BATCH)
         model.train().encode(BATCH)
-    whole, dropped = met
-    gone = dropped == 0
-    assert 0.3 < gone.double().mean() < 0.7
-    torch.testing.assert_close(dropped[~gone], 2 * whole[~gone])
+    whole, dropped = tokens
+    zeros = dropped == 0
+    assert 0.3 < zeros.double().mean() < 0.7
+    torch.testing.assert_close(dropped[~zeros], 2 * whole[~zeros])
 
 
 @pytest.mark.parametrize(
-    ("changed", "named"),
+    ("changed", "words"),
     [
         ({"width": 10, "heads": 4}, ["model.width", "model.heads", "10", "4"]),
         ({"width": 0}, ["model.width", "0"]),
@@ -87,7 +87,7 @@ def test_dropout_is_on_the_tokens_too(builder: str) -> None:
     ],
     ids=str,
 )
-def test_shapes_that_cannot_be_are_refused_by_name(changed: dict[str, float], named: list[str]) -> None:
-    with pytest.raises(SettingsError) as caught:
+def test_impossible_shapes_are_refused_by_name(changed: dict[str, float], words: list[str]) -> None:
+    with pytest.raises(SettingsError) as error:
         model_settings(**changed)
-    assert all(word in str(caught.value) for word in named)
+    assert all(word in str(error.value) for word in words)

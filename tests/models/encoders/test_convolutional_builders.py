@@ -1,4 +1,4 @@
-"""Caser and NextItNet: what they are made of, and how far they see."""
+"""Caser and NextItNet: their layers and their receptive fields."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def newest(model: SequenceModel, user: list[int]) -> Tensor:
     return model.encode(tensors(batch_of(user)))[-1]
 
 
-def reached(model: SequenceModel, length: int) -> list[int]:
-    """How far back the events lie that change the newest state."""
+def receptive_field(model: SequenceModel, length: int) -> list[int]:
+    """The distances from the newest event of the events that change the newest state."""
     (user,) = random_users([length], n_items=N_ITEMS)
-    before, found = newest(model, user), []
+    before, offsets = newest(model, user), []
     for back in range(length):
         changed = [*user]
         changed[-1 - back] = changed[-1 - back] % N_ITEMS + 1
         if not torch.equal(newest(model, changed), before):
-            found.append(back)
-    return found
+            offsets.append(back)
+    return offsets
 
 
 @pytest.mark.parametrize("shape", [{"dilations": [1, 2], "depth": 3}, {"dilations": [1, 2, 1, 2, 1, 2]}], ids=str)
@@ -46,16 +46,16 @@ def test_nextitnet_sees_fifty_five_events_and_not_one_more(shape: dict[str, Any]
     """Dilations 1, 2, 1, 2, 1, 2, in a block's second convolution twice as much: 1 + Σ 2 (d + 2 d) = 55."""
     model = model_of(kind="nextitnet", kernel=3, **shape)
     assert [block.near.dilation for block in model.blocks if isinstance(block, DilatedBlock)] == [1, 2, 1, 2, 1, 2]
-    assert reached(model, 70) == list(range(55))
+    assert receptive_field(model, 70) == list(range(55))
 
 
 @pytest.mark.parametrize(
     ("kernel", "dilations", "sees"), [(1, [1], 1), (2, [1], 1 + 3), (3, [4], 1 + 24), (2, [1, 3], 13)]
 )
 def test_nextitnet_sees_as_far_as_kernel_and_dilations_say(kernel: int, dilations: list[int], sees: int) -> None:
-    """All it reaches lie on the dilations' steps, the furthest at the end."""
-    found = reached(model_of(kind="nextitnet", kernel=kernel, dilations=dilations), 40)
-    assert found[0] == 0 and found[-1] == sees - 1
+    """From the newest event to the end of the receptive field."""
+    offsets = receptive_field(model_of(kind="nextitnet", kernel=kernel, dilations=dilations), 40)
+    assert offsets[0] == 0 and offsets[-1] == sees - 1
 
 
 def test_nextitnet_takes_items_as_they_are_and_ends_with_a_linear_map() -> None:
@@ -71,10 +71,10 @@ def test_nextitnet_takes_items_as_they_are_and_ends_with_a_linear_map() -> None:
 
 @pytest.mark.parametrize(("events", "depth", "sees"), [(5, 1, 5), (1, 1, 1), (3, 2, 5)])
 def test_caser_sees_its_last_events_and_not_one_more(events: int, depth: int, sees: int) -> None:
-    assert reached(model_of(kind="caser", image_events=events, depth=depth), 12) == list(range(sees))
+    assert receptive_field(model_of(kind="caser", image_events=events, depth=depth), 12) == list(range(sees))
 
 
-def test_caser_has_as_many_filters_as_it_is_told_and_no_vectors_of_users() -> None:
+def test_caser_has_as_many_filters_as_set_and_no_user_vectors() -> None:
     model = model_of(kind="caser", image_events=4, horizontal=3, vertical=2)
     (block,) = model.blocks
     assert isinstance(block, CaserBlock)
@@ -85,20 +85,20 @@ def test_caser_has_as_many_filters_as_it_is_told_and_no_vectors_of_users() -> No
     assert names == {"items.into"}
 
 
-def test_casers_dropout_is_on_what_its_filters_found() -> None:
-    model, met = model_of(kind="caser", dropout=0.5), []
+def test_casers_dropout_is_on_the_outputs_of_its_filters() -> None:
+    model, activations = model_of(kind="caser", dropout=0.5), []
     (block,) = model.blocks
     assert isinstance(block, CaserBlock)
-    block.register_forward_pre_hook(lambda _, inputs: met.append(inputs[0]))
-    block.joined.register_forward_pre_hook(lambda _, inputs: met.append(inputs[0]))
+    block.register_forward_pre_hook(lambda _, inputs: activations.append(inputs[0]))
+    block.joined.register_forward_pre_hook(lambda _, inputs: activations.append(inputs[0]))
     batch = tensors(batch_of(*random_users([20] * 4, n_items=N_ITEMS)))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model.train().encode(batch)
-        tokens, features = met
+        tokens, features = activations
         model.eval().encode(batch)
-    whole = met[3]
-    assert torch.equal(tokens, met[2])
-    left = features != 0
-    assert 0.4 < np.mean(left.numpy()[whole.detach().numpy() != 0]) < 0.6
-    torch.testing.assert_close(features[left], 2 * whole[left])
+    whole = activations[3]
+    assert torch.equal(tokens, activations[2])
+    nonzero = features != 0
+    assert 0.4 < np.mean(nonzero.numpy()[whole.detach().numpy() != 0]) < 0.6
+    torch.testing.assert_close(features[nonzero], 2 * whole[nonzero])

@@ -1,4 +1,4 @@
-"""GRU4Rec and NARM: what they are made of, and that NARM keeps the laws however it looks."""
+"""GRU4Rec and NARM: their layers, and the laws for every kind of NARM's attention."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def narm_case(**changed: Any) -> Case:
     return Case(settings=settings_of(**shape))
 
 
-def torchs(model: SequenceModel, layers: int) -> nn.GRU:
-    """torch's own, with the model's weights."""
+def torch_gru(model: SequenceModel, layers: int) -> nn.GRU:
+    """torch's GRU with the model's weights."""
     gru = nn.GRU(4, 4, num_layers=layers, batch_first=True).double()
     for layer in range(layers):
         block = model.blocks[layer]
@@ -59,36 +59,36 @@ def torchs(model: SequenceModel, layers: int) -> nn.GRU:
 
 
 def test_gru4rec_is_torchs_gru_over_scaled_items_and_a_linear_map() -> None:
-    """E √D through the layers, and W h + b at the questions."""
+    """E √D through the layers, and W h + b at the queries."""
     model = model_of()
     assert [type(block) for block in model.blocks] == [GRUBlock, GRUBlock]
-    gru, tokens = torchs(model, 2), model.items.into * math.sqrt(4)
+    gru, tokens = torch_gru(model, 2), model.items.into * math.sqrt(4)
     expected = torch.cat([gru(tokens[users][None])[0][0] for users in ([3, 1, 2], [5, 4])])
     torch.testing.assert_close(model.encode(TWO_USERS), expected, rtol=0, atol=1e-12)
     linear = model.query_transform
     assert isinstance(linear, nn.Linear)
-    asked = expected[[2, 4]] @ linear.weight.T + linear.bias
-    torch.testing.assert_close(model.query(TWO_USERS), asked, rtol=0, atol=1e-12)
+    query = expected[[2, 4]] @ linear.weight.T + linear.bias
+    torch.testing.assert_close(model.query(TWO_USERS), query, rtol=0, atol=1e-12)
 
 
-def test_narm_asks_with_the_last_state_and_a_mixture_of_all() -> None:
+def test_narms_query_is_of_the_last_state_and_a_mixture_of_all() -> None:
     """B [Σ w h ; h_n], w ∝ exp(v · hard-sigmoid(A2 h_j + A1 h_n)), through one layer of torch's units."""
     model = model_of(kind="narm", depth=1, scores="additive")
-    looking = model.blocks[1]
-    assert isinstance(looking, NarmBlock) and isinstance(looking.score, Additive)
-    a1, a2, v = looking.score.query.weight, looking.score.key.weight, looking.score.vector.weight[0]
-    states = torchs(model, 1)(model.items.into[[3, 1, 2]][None] * 2)[0][0]
+    attention = model.blocks[1]
+    assert isinstance(attention, NarmBlock) and isinstance(attention.score, Additive)
+    a1, a2, v = attention.score.query.weight, attention.score.key.weight, attention.score.vector.weight[0]
+    states = torch_gru(model, 1)(model.items.into[[3, 1, 2]][None] * 2)[0][0]
     weights = ((0.2 * (states @ a2.T + states[-1] @ a1.T) + 0.5).clamp(0, 1) @ v).softmax(0)
-    expected = looking.joined.weight @ torch.cat((weights @ states, states[-1]))
+    expected = attention.joined.weight @ torch.cat((weights @ states, states[-1]))
     torch.testing.assert_close(model.query(TWO_USERS)[0], expected, rtol=0, atol=1e-12)
-    told = model.attention(TWO_USERS)
-    assert told is not None and told.shape == (1, 2, 1, 3, 3)
-    torch.testing.assert_close(told[0, 0, 0, 2], weights, rtol=0, atol=1e-12)
+    maps = model.attention(TWO_USERS)
+    assert maps is not None and maps.shape == (1, 2, 1, 3, 3)
+    torch.testing.assert_close(maps[0, 0, 0, 2], weights, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("builder", ["gru4rec", "narm"])
 def test_states_may_be_wider_than_tokens(builder: str) -> None:
-    """In every layer; what is compared with items is as wide as they are, and what was drawn is still known of."""
+    """In every layer; queries are as wide as items, and sampled attention is still reported."""
     model = model_of(kind=builder, state_width=7)
     cells = [block.cell for block in model.blocks if isinstance(block, GRUBlock)]
     assert [(cell.input_size, cell.hidden_size) for cell in cells] == [(4, 7), (7, 7)]
@@ -100,14 +100,14 @@ def test_states_may_be_wider_than_tokens(builder: str) -> None:
     laws.queries_are_the_newest_states(case)
     laws.saving_changes_nothing(case)
     if builder == "narm":
-        drawing = narm_case(choice="reinforce", state_width=7).new().train()
-        assert isinstance(drawing, SamplingModel) and drawing.sampled_attention(drawing.encode(TWO_USERS)) is not None
-        assert drawing.sampled_attention(drawing.eval().encode(TWO_USERS)) is None
+        sampler = narm_case(choice="reinforce", state_width=7).new().train()
+        assert isinstance(sampler, SamplingModel) and sampler.sampled_attention(sampler.encode(TWO_USERS)) is not None
+        assert sampler.sampled_attention(sampler.eval().encode(TWO_USERS)) is None
 
 
 @pytest.mark.parametrize("scores", get_args(ScoreKind))
 @pytest.mark.parametrize("choice", get_args(Choice))
-def test_narm_keeps_the_laws_however_it_looks(scores: ScoreKind, choice: Choice) -> None:
+def test_narm_satisfies_the_laws_with_every_attention(scores: ScoreKind, choice: Choice) -> None:
     case = narm_case(scores=scores, choice=choice)
     laws.later_events_change_nothing_earlier(case)
     laws.batches_change_nothing(case)
@@ -118,24 +118,24 @@ def test_narm_keeps_the_laws_however_it_looks(scores: ScoreKind, choice: Choice)
 
 @pytest.mark.parametrize("choice", [choice for choice in get_args(Choice) if choice != "soft"])
 def test_hard_attention_learns_a_cycle_and_so_do_its_scores(choice: Choice) -> None:
-    """What comes next is the item after the last."""
+    """The next item is the one after the last."""
     model = narm_case(width=16, scores="bilinear", choice=choice).new()
     assert isinstance(model, SamplingModel)
-    looking = model.blocks[1]
-    assert isinstance(looking, NarmBlock)
-    (scores,) = looking.score.parameters()
+    attention = model.blocks[1]
+    assert isinstance(attention, NarmBlock)
+    (scores,) = attention.score.parameters()
     before = scores.detach().clone()
-    users = [[(start + place) % 12 + 1 for place in range(6)] for start in range(12)]
+    users = [[(start + position) % 12 + 1 for position in range(6)] for start in range(12)]
     Learner(model, batch_of(*users)).steps(60)
     assert not torch.allclose(scores, before, atol=1e-3)
-    found = model.score_all(model.query(tensors(batch_of(*(user[:-1] for user in users)))))[:, 1:].argmax(1) + 1
-    assert found.tolist() == [user[-1] for user in users]
+    answers = model.score_all(model.query(tensors(batch_of(*(user[:-1] for user in users)))))[:, 1:].argmax(1) + 1
+    assert answers.tolist() == [user[-1] for user in users]
 
 
 @pytest.mark.parametrize("builder", ["gru4rec", "narm", "caser", "nextitnet"])
 @pytest.mark.parametrize("inputs", ["rated", "combined"])
-def test_values_of_events_are_no_less_for_these(builder: str, inputs: str) -> None:
-    """Beside an item or after it: what comes later changes nothing earlier, and a question is the newest state's."""
+def test_these_builders_read_values_of_events(builder: str, inputs: str) -> None:
+    """Beside an item or after it: later values change no earlier state, and a query is that of the newest state."""
     model = model_of(kind=builder, inputs=inputs, depth=1, length=8)
     assert model.length == 8
     states, query = model.encode(TWO_USERS), model.query(TWO_USERS)
@@ -195,7 +195,7 @@ def with_values(values: torch.Tensor) -> Any:
     ],
     ids=str,
 )
-def test_settings_without_effect_or_sense_are_refused_by_name(changed: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(SettingsError) as caught:
+def test_settings_without_effect_or_out_of_range_are_refused_by_name(changed: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(SettingsError) as error:
         model_settings(**changed)
-    assert str(caught.value).startswith(sentence)
+    assert str(error.value).startswith(sentence)

@@ -1,4 +1,4 @@
-"""The encoder-decoder's own: both bodies by their formulas, and plans decoded step by step as all at once."""
+"""The encoder-decoder: both bodies by their formulas, and plans decoded step by step as all at once."""
 
 from __future__ import annotations
 
@@ -47,58 +47,58 @@ def model_of(body: str, *, depth: int = 2, **changed: Any) -> EncoderDecoder:
 def packed(users: list[list[int]], histories: list[int] | None = None) -> PackedBatch:
     lengths = np.array([len(user) for user in users])
     items = np.array([item for user in users for item in user])
-    read = None if histories is None else np.array(histories)
-    return tensors(Batch(items=items, times=np.arange(len(items)), lengths=lengths, histories=read))
+    cuts = None if histories is None else np.array(histories)
+    return tensors(Batch(items=items, times=np.arange(len(items)), lengths=lengths, histories=cuts))
 
 
-def assert_close(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+def assert_close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
 
 
 # --- steps --------------------------------------------------------------------------------------------------------
 
 USERS = [[1, 2, 3, 4, 5, 6], [7, 8, 9, 1, 2], [3, 9, 4, 8]]
-READ = [3, 2, 1]
+CUTS = [3, 2, 1]
 PLANS = torch.tensor([[4, 5, 6], [9, 1, 2], [9, 4, 8]])
 
 
 @both_bodies
 @pytest.mark.parametrize("depth", [1, 3])
-def test_one_step_after_the_other_asks_what_all_at_once_asks(body: str, depth: int) -> None:
+def test_queries_step_by_step_are_those_of_all_steps_at_once(body: str, depth: int) -> None:
     model = model_of(body, depth=depth)
-    states = torch.split(model.encode(packed(USERS, READ)), [len(user) for user in USERS])
-    expected = [model.head(state[read - 1 :]) for state, read in zip(states, READ, strict=True)]
-    questions, decoding = model.begin_plan(packed([user[:read] for user, read in zip(USERS, READ, strict=True)]))
+    states = torch.split(model.encode(packed(USERS, CUTS)), [len(user) for user in USERS])
+    expected = [model.head(state[cut - 1 :]) for state, cut in zip(states, CUTS, strict=True)]
+    queries, decoding = model.begin_plan(packed([user[:cut] for user, cut in zip(USERS, CUTS, strict=True)]))
     for step in range(4):
-        assert_close(questions, torch.stack([own[step] for own in expected]))
+        assert_close(queries, torch.stack([own[step] for own in expected]))
         if step < 3:
-            questions, decoding = model.extend_plan(decoding, torch.arange(3), PLANS[:, step])
+            queries, decoding = model.extend_plan(decoding, torch.arange(3), PLANS[:, step])
 
 
 @both_bodies
-def test_plans_go_on_from_any_of_those_before_and_from_some_twice(body: str) -> None:
+def test_plans_extend_any_earlier_plan_and_some_twice(body: str) -> None:
     model = model_of(body)
-    histories = [user[:read] for user, read in zip(USERS, READ, strict=True)]
-    _, begun = model.begin_plan(packed(histories))
-    _, going = model.extend_plan(begun, torch.tensor([2, 0, 0]), torch.tensor([5, 6, 7]))
-    questions, _ = model.extend_plan(going, torch.tensor([1, 0, 2, 1]), torch.tensor([1, 2, 3, 4]))
+    histories = [user[:cut] for user, cut in zip(USERS, CUTS, strict=True)]
+    _, beginning = model.begin_plan(packed(histories))
+    _, continuation = model.extend_plan(beginning, torch.tensor([2, 0, 0]), torch.tensor([5, 6, 7]))
+    queries, _ = model.extend_plan(continuation, torch.tensor([1, 0, 2, 1]), torch.tensor([1, 2, 3, 4]))
     plans = [(0, [6, 1]), (2, [5, 2]), (0, [7, 3]), (0, [6, 4])]
-    for question, (owner, items) in zip(questions, plans, strict=True):
+    for query, (owner, items) in zip(queries, plans, strict=True):
         whole = packed([[*histories[owner], *items]], [len(histories[owner])])
-        assert_close(question, model.head(model.encode(whole))[-1])
+        assert_close(query, model.head(model.encode(whole))[-1])
 
 
 @both_bodies
 def test_a_plan_may_be_longer_than_any_history(body: str) -> None:
     model = model_of(body, length=3)
-    questions, decoding = model.begin_plan(packed([[1, 2, 3]]))
+    queries, decoding = model.begin_plan(packed([[1, 2, 3]]))
     for item in range(40):
-        questions, decoding = model.extend_plan(decoding, torch.tensor([0]), torch.tensor([item % N_ITEMS + 1]))
-    assert torch.isfinite(questions).all()
+        queries, decoding = model.extend_plan(decoding, torch.tensor([0]), torch.tensor([item % N_ITEMS + 1]))
+    assert torch.isfinite(queries).all()
 
 
 @both_bodies
-def test_it_can_plan_and_be_looked_into_and_is_read_whole_each_time(body: str) -> None:
+def test_it_plans_shows_its_attention_and_is_not_incremental(body: str) -> None:
     model = model_of(body)
     assert isinstance(model, Planner) and isinstance(model, HasAttentionMaps)
     assert not model.incremental and model.window_step == 1 and not model.target_time
@@ -106,27 +106,27 @@ def test_it_can_plan_and_be_looked_into_and_is_read_whole_each_time(body: str) -
 
 @both_bodies
 def test_attention_has_a_row_for_each_step_of_a_plan(body: str) -> None:
-    """Weights of a row add up to one, no step looks at a later one, and what comes later changes none; the first is
+    """Weights of a row add up to one, no step attends to a later one, and later steps change no row; the first row is
     that of a history without a plan."""
     model = model_of(body)
-    histories = [user[:read] for user, read in zip(USERS, READ, strict=True)]
-    whole, begun = model.attention_maps(packed(USERS, READ)), model.attention_maps(packed(histories))
-    shorter = model.attention_maps(packed([user[:-1] for user in USERS], READ))
-    assert [each.name for each in whole] == [each.name for each in begun]
+    histories = [user[:cut] for user, cut in zip(USERS, CUTS, strict=True)]
+    whole, beginning = model.attention_maps(packed(USERS, CUTS)), model.attention_maps(packed(histories))
+    shorter = model.attention_maps(packed([user[:-1] for user in USERS], CUTS))
+    assert [each.name for each in whole] == [each.name for each in beginning]
     assert [each.rows for each in whole].count("steps") == (1 if body == "gru" else 4)
-    for each, first, without in zip(whole, begun, shorter, strict=True):
+    for each, first, without in zip(whole, beginning, shorter, strict=True):
         assert_close(each.weights.sum(-1), torch.ones_like(each.weights[..., 0]))
         if each.rows == "tokens":
             assert_close(each.weights, first.weights)
             continue
         assert each.weights.shape[2] == 4 and first.weights.shape[2] == 1
-        kept = [slice(None, size) if each.columns == "steps" else slice(None) for size in (1, 3)]
-        assert_close(each.weights[:, :, :1, kept[0]], first.weights)
-        assert_close(each.weights[:, :, :3, kept[1]], without.weights)
+        columns = [slice(None, size) if each.columns == "steps" else slice(None) for size in (1, 3)]
+        assert_close(each.weights[:, :, :1, columns[0]], first.weights)
+        assert_close(each.weights[:, :, :3, columns[1]], without.weights)
         if each.columns == "steps":
             assert ((each.weights > 0) == torch.ones(4, 4, dtype=torch.bool).tril()).all()
         else:
-            assert not torch.allclose(each.weights[:, :, 0], each.weights[:, :, 1]), "steps look at different events"
+            assert not torch.allclose(each.weights[:, :, 0], each.weights[:, :, 1]), "steps attend to different events"
 
 
 # --- the bodies ---------------------------------------------------------------------------------------------------
@@ -134,34 +134,34 @@ def test_attention_has_a_row_for_each_step_of_a_plan(body: str) -> None:
 
 def by_hand(model: EncoderDecoder, history: list[int], plan: list[int]) -> tuple[Tensor, Tensor]:
     """The recurrent states of one user, written out with torch's cells and the formulas of additive attention, and
-    where each step looked."""
+    the attention weights of each step."""
     decoder, (reader,) = cast(RecurrentDecoder, model.decoder), cast(list[BidirectionalGRU], list(model.blocks))
     vectors = model.items.into * math.sqrt(WIDTH)
-    read, _ = reader.gru(vectors[history][None])
-    ends = torch.cat((read[0, -1, :WIDTH], read[0, 0, WIDTH:]))
+    outputs, _ = reader.gru(vectors[history][None])
+    ends = torch.cat((outputs[0, -1, :WIDTH], outputs[0, 0, WIDTH:]))
     hidden = torch.tanh(decoder.first.weight @ ends + decoder.first.bias)
     cell, score = nn.GRUCell(3 * WIDTH, WIDTH, dtype=torch.float64), cast(Additive, decoder.score)
     with torch.no_grad():
         for name, weight in cell.named_parameters():
             weight.copy_(getattr(decoder.gru, f"{name}_l0"))
-    states, looks = [], []
+    states, weights = [], []
     for newest in (model.start, *vectors[plan]):
-        asked = torch.tanh(read[0] @ score.key.weight.T + score.query.weight @ hidden)
-        looks.append(torch.softmax(asked @ score.vector.weight[0], 0))
-        context = looks[-1] @ read[0]
+        features = torch.tanh(outputs[0] @ score.key.weight.T + score.query.weight @ hidden)
+        weights.append(torch.softmax(features @ score.vector.weight[0], 0))
+        context = weights[-1] @ outputs[0]
         hidden = cell(torch.cat((newest, context))[None], hidden[None])[0]
         states.append(decoder.output.weight @ torch.cat((hidden, context)) + decoder.output.bias)
-    return cast(Tensor, model.norm(torch.stack(states))), torch.stack(looks)
+    return cast(Tensor, model.norm(torch.stack(states))), torch.stack(weights)
 
 
 def test_the_recurrent_body_by_its_formulas() -> None:
-    """With a longer user beside it, so that there is padding to look past."""
+    """With a longer user in the batch, so that there is padding to ignore."""
     model, batch = model_of("gru", depth=1), packed([[3, 1, 4, 5, 9], [1, 2, 3, 4, 5, 6, 7]], [3, 7])
-    expected, looks = by_hand(model, [3, 1, 4], [5, 9])
+    expected, weights = by_hand(model, [3, 1, 4], [5, 9])
     assert_close(model.encode(batch)[2:5], expected)
-    (shown,) = model.attention_maps(batch)
-    assert_close(shown.weights[0, 0, :, :3], looks)
-    assert shown.weights.shape == (2, 1, 3, 7) and (shown.weights[0, 0, :, 3:] == 0).all()
+    (attention,) = model.attention_maps(batch)
+    assert_close(attention.weights[0, 0, :, :3], weights)
+    assert attention.weights.shape == (2, 1, 3, 7) and (attention.weights[0, 0, :, 3:] == 0).all()
 
 
 def copy_attention(theirs: nn.MultiheadAttention, ours: Attention) -> None:
@@ -172,15 +172,15 @@ def copy_attention(theirs: nn.MultiheadAttention, ours: Attention) -> None:
 
 
 @torch.no_grad()
-def torchs_own(model: EncoderDecoder) -> tuple[nn.TransformerEncoder, nn.TransformerDecoder]:
-    """The same weights in torch's modules, in training mode: the other has numerics of its own."""
+def torch_modules(model: EncoderDecoder) -> tuple[nn.TransformerEncoder, nn.TransformerDecoder]:
+    """The same weights in torch's modules, in training mode: evaluation mode has other numerics."""
     shape: dict[str, Any] = {"dropout": 0.0, "batch_first": True, "dtype": torch.float64}
-    coder = nn.TransformerEncoder(
+    encoder = nn.TransformerEncoder(
         nn.TransformerEncoderLayer(WIDTH, 2, 2 * WIDTH, **shape), 2, enable_nested_tensor=False
     )
     decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(WIDTH, 2, 2 * WIDTH, **shape), 2)
-    for read, block in zip(coder.layers, cast(list[PostNormBlock], list(model.blocks)), strict=True):
-        theirs = cast(nn.TransformerEncoderLayer, read)
+    for encoder_layer, block in zip(encoder.layers, cast(list[PostNormBlock], list(model.blocks)), strict=True):
+        theirs = cast(nn.TransformerEncoderLayer, encoder_layer)
         copy_attention(theirs.self_attn, block.attention)
         for part, own in (
             (theirs.norm1, block.norm_attention),
@@ -190,8 +190,8 @@ def torchs_own(model: EncoderDecoder) -> tuple[nn.TransformerEncoder, nn.Transfo
         ):
             part.load_state_dict(own.state_dict())
     blocks = cast(list[DecoderBlock], list(cast(Any, model.decoder).blocks))
-    for written, step in zip(decoder.layers, blocks, strict=True):
-        layer = cast(nn.TransformerDecoderLayer, written)
+    for decoder_layer, step in zip(decoder.layers, blocks, strict=True):
+        layer = cast(nn.TransformerDecoderLayer, decoder_layer)
         copy_attention(layer.self_attn, step.own)
         copy_attention(layer.multihead_attn, step.across)
         for part, own in (
@@ -202,42 +202,42 @@ def torchs_own(model: EncoderDecoder) -> tuple[nn.TransformerEncoder, nn.Transfo
             (layer.linear2, step.feed_forward.outer),
         ):
             part.load_state_dict(own.state_dict())
-    return coder, decoder
+    return encoder, decoder
 
 
-def test_the_transformer_is_torchs_own() -> None:
-    """Read with learned places from the newest, continued with sines and cosines: of place 1 at width 6, say, sin and
-    cos of 1, of 10000^(-1/3) and of 10000^(-2/3)."""
+def test_the_transformer_is_that_of_torch() -> None:
+    """Encoded with learned positions from the newest, decoded with sines and cosines: of position 1 at width 6, say,
+    sin and cos of 1, of 10000^(-1/3) and of 10000^(-2/3)."""
     model, batch = model_of("transformer"), packed([[3, 1, 4, 5, 9], [1, 2, 3, 4, 5, 6, 7]], [3, 7])
-    found = model.encode(batch)[2:5]
-    coder, decoder = torchs_own(model)
+    actual = model.encode(batch)[2:5]
+    encoder, decoder = torch_modules(model)
     vectors = model.items.into * math.sqrt(WIDTH)
     assert model.positions.table is not None
-    read = coder((vectors[[3, 1, 4]] + model.positions.table[[2, 1, 0]])[None])
-    angles = [[place / 10000 ** (pair / 3) for pair in range(3)] for place in range(3)]
-    places = torch.tensor([[wave(angle) for angle in row for wave in (math.sin, math.cos)] for row in angles])
-    fed = torch.stack((model.start, *vectors[[5, 9]])) + places.double()
-    ahead = nn.Transformer.generate_square_subsequent_mask(3, dtype=torch.float64)
-    expected = decoder(fed[None], read, tgt_mask=ahead)[0]
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    outputs = encoder((vectors[[3, 1, 4]] + model.positions.table[[2, 1, 0]])[None])
+    angles = [[position / 10000 ** (pair / 3) for pair in range(3)] for position in range(3)]
+    positions = torch.tensor([[wave(angle) for angle in row for wave in (math.sin, math.cos)] for row in angles])
+    inputs = torch.stack((model.start, *vectors[[5, 9]])) + positions.double()
+    mask = nn.Transformer.generate_square_subsequent_mask(3, dtype=torch.float64)
+    expected = decoder(inputs[None], outputs, tgt_mask=mask)[0]
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
     maps = {each.name: each.weights[0] for each in model.attention_maps(batch)}
-    x = fed[None]
+    x = inputs[None]
     for number, each in enumerate(decoder.layers, start=1):
         layer = cast(nn.TransformerDecoderLayer, each)
-        update, back = layer.self_attn(x, x, x, attn_mask=ahead, average_attn_weights=False)
-        _, across = layer.multihead_attn(layer.norm1(x + update), read, read, average_attn_weights=False)
-        torch.testing.assert_close(maps[f"decoder, layer {number}, at its steps"], back[0], rtol=0, atol=1e-6)
-        shown = maps[f"decoder, layer {number}, at the history"]
-        torch.testing.assert_close(shown[:, :, :3], across[0], rtol=0, atol=1e-6)
-        assert (shown[:, :, 3:] == 0).all(), "nobody looks at padding"
-        x = layer(x, read, tgt_mask=ahead)
+        update, own = layer.self_attn(x, x, x, attn_mask=mask, average_attn_weights=False)
+        _, across = layer.multihead_attn(layer.norm1(x + update), outputs, outputs, average_attn_weights=False)
+        torch.testing.assert_close(maps[f"decoder, layer {number}, at its steps"], own[0], rtol=0, atol=1e-6)
+        weights = maps[f"decoder, layer {number}, at the history"]
+        torch.testing.assert_close(weights[:, :, :3], across[0], rtol=0, atol=1e-6)
+        assert (weights[:, :, 3:] == 0).all(), "no step attends to padding"
+        x = layer(x, outputs, tgt_mask=mask)
 
 
 @both_bodies
-def test_dropout_is_drawn_from_the_generator_alone(body: str) -> None:
-    """torch's own networks would draw from the global one."""
+def test_dropout_uses_only_the_generator(body: str) -> None:
+    """torch's own modules would use the global one."""
     model, before = model_of(body, dropout=0.5), torch.get_rng_state()
     set_generator(model, torch.Generator().manual_seed(1))
-    batch = packed(USERS, READ)
+    batch = packed(USERS, CUTS)
     assert not torch.equal(model.train().encode(batch), model.encode(batch))
     assert torch.equal(torch.get_rng_state(), before)

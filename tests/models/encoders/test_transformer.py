@@ -1,4 +1,4 @@
-"""The Transformer's own: what each choice builds, and which choices are refused."""
+"""The Transformer: what each choice builds, and which choices are refused."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def model_of(**changed: Any) -> SequenceModel:
 
 
 def tokens_of(model: SequenceModel) -> Tensor:
-    """What the first block is given."""
-    met: list[Tensor] = []
-    model.blocks[0].register_forward_pre_hook(lambda _, inputs: met.append(inputs[0]))
+    """The input of the first block."""
+    tokens: list[Tensor] = []
+    model.blocks[0].register_forward_pre_hook(lambda _, inputs: tokens.append(inputs[0]))
     model.encode(BATCH)
-    return met[0]
+    return tokens[0]
 
 
 def attention_parts(model: SequenceModel) -> list[tuple[type, type | None]]:
@@ -54,17 +54,17 @@ def attention_parts(model: SequenceModel) -> list[tuple[type, type | None]]:
 @pytest.mark.parametrize(
     ("norm", "kind", "last"), [("pre", PreNormBlock, nn.LayerNorm), ("post", PostNormBlock, nn.Identity)]
 )
-def test_norms_before_parts_need_one_at_the_end(norm: str, kind: type, last: type) -> None:
+def test_pre_norm_blocks_need_a_norm_at_the_end(norm: str, kind: type, last: type) -> None:
     model = model_of(norm=norm, depth=3)
     assert [type(block) for block in model.blocks] == [kind] * 3 and type(model.norm) is last
     states = model.encode(BATCH)
     assert states.mean(1).abs().max() < 1e-6 and (states.var(1, correction=0) - 1).abs().max() < 1e-2, "either way"
 
 
-def test_items_are_scaled_and_places_added() -> None:
-    for positions, places in (("newest", [2, 1, 0]), ("oldest", [0, 1, 2])):
+def test_items_are_scaled_and_positions_added() -> None:
+    for positions, indices in (("newest", [2, 1, 0]), ("oldest", [0, 1, 2])):
         model = model_of(positions=positions)
-        expected = model.items.into[[3, 1, 2]] * math.sqrt(8) + model.positions.table[places]
+        expected = model.items.into[[3, 1, 2]] * math.sqrt(8) + model.positions.table[indices]
         torch.testing.assert_close(tokens_of(model), expected)
     model = model_of(positions="sinusoidal")
     scaled = model.items.into[[3, 1, 2]] * math.sqrt(8)
@@ -72,7 +72,7 @@ def test_items_are_scaled_and_places_added() -> None:
 
 
 @pytest.mark.parametrize(("positions", "relative"), [("rotary", Rotary), ("buckets", RelativeBuckets)])
-def test_where_attention_knows_distances_nothing_is_added(positions: str, relative: type) -> None:
+def test_relative_positions_add_nothing_to_tokens(positions: str, relative: type) -> None:
     model = model_of(positions=positions)
     assert isinstance(model.positions, NoPositions) and model.length == 7
     torch.testing.assert_close(tokens_of(model), model.items.into[[3, 1, 2]] * math.sqrt(8))
@@ -83,7 +83,7 @@ def test_where_attention_knows_distances_nothing_is_added(positions: str, relati
     ("scores", "kind", "scale"),
     [("dot", Product, 1.0), ("scaled-dot", Product, 0.5), ("bilinear", Bilinear, 1.0), ("additive", Additive, None)],
 )
-def test_scores_are_those_asked_for(scores: str, kind: type, scale: float | None) -> None:
+def test_scores_are_those_of_the_settings(scores: str, kind: type, scale: float | None) -> None:
     """Of heads of width four."""
     model = model_of(scores=scores)
     assert attention_parts(model) == [(kind, None)] * 2
@@ -93,7 +93,7 @@ def test_scores_are_those_asked_for(scores: str, kind: type, scale: float | None
     assert block.attention.fused is (scale is not None)
 
 
-def test_a_model_that_is_printed_says_which_kernel_it_uses() -> None:
+def test_the_repr_of_a_model_names_its_attention_kernel() -> None:
     for changed, word in (
         ({}, "always"),
         ({"scores": "additive"}, "never"),
@@ -111,21 +111,21 @@ ALL = list(
 )
 
 
-def test_every_choice_can_be_combined_but_turned_features_with_other_scores() -> None:
-    """Forty, less the four of rotary places with scores that are no plain products."""
-    states, refused = [], 0
+def test_every_choice_can_be_combined_but_rotary_positions_with_other_scores() -> None:
+    """Forty, less the four of rotary positions with scores that are not inner products."""
+    states, n_refused = [], 0
     for norm, positions, scores in ALL:
         if positions == "rotary" and scores in ("bilinear", "additive"):
             with pytest.raises(SettingsError, match=r"'rotary' needs scores that are products, .* choose 'dot'"):
                 settings_of(norm=norm, positions=positions, scores=scores)
-            refused += 1
+            n_refused += 1
             continue
         model = model_of(norm=norm, positions=positions, scores=scores)
         assert model.incremental is (positions != "newest")
         query = model.query(BATCH)
         torch.testing.assert_close(query, model.head(model.encode(BATCH)[-1:]))
         states.append(query.detach())
-    assert (len(states), refused) == (36, 4)
+    assert (len(states), n_refused) == (36, 4)
     distances = torch.cdist(torch.cat(states), torch.cat(states)) + torch.eye(36)
     assert distances.min() > 1e-9, "each choice has an effect"
 
@@ -142,17 +142,17 @@ def test_every_choice_can_be_combined_but_turned_features_with_other_scores() ->
     ids=str,
 )
 def test_choices_without_effect_are_refused_by_name(builder: str, changed: dict[str, str], sentence: str) -> None:
-    if builder == "narm" and "scores" in changed:  # which makes scores as well
+    if builder == "narm" and "scores" in changed:  # which has the choice of scores as well
         assert model_settings(kind="narm", scores="additive").scores == "additive"
         return
     if "positions" in changed and builder in UNPLACED | CONTINUING:
         sentence = "There is no key 'positions' in model = "
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(SettingsError) as error:
         model_settings(kind=builder, **changed)
-    assert str(caught.value).startswith(sentence)
+    assert str(error.value).startswith(sentence)
 
 
-def test_pairs_of_features_need_heads_of_even_width() -> None:
+def test_rotary_positions_need_heads_of_even_width() -> None:
     with pytest.raises(SettingsError, match="'rotary' rotates pairs of features, and each of 2 heads has 5"):
         settings_of(positions="rotary", width=10)
     with pytest.raises(SettingsError, match="each of 2 heads has 7"):
@@ -161,7 +161,7 @@ def test_pairs_of_features_need_heads_of_even_width() -> None:
     assert settings_of(positions="buckets", width=10).width == 10
 
 
-def test_beside_waves_items_begin_as_large_as_those_and_small_elsewhere() -> None:
+def test_items_are_initialised_as_large_as_sinusoids_and_small_without_them() -> None:
     settings = {"width": 64, "length": 50}
     for positions, size in (("sinusoidal", 1.0), ("oldest", 0.02 * 8), ("rotary", 0.02 * 8)):
         model = build_model(
@@ -171,7 +171,7 @@ def test_beside_waves_items_begin_as_large_as_those_and_small_elsewhere() -> Non
         assert (model.items.into[0] == 0).all()
 
 
-# --- files of before ----------------------------------------------------------------------------------------------
+# --- files of earlier versions ----------------------------------------------------------------------------------------
 
 LINEARS = ("attention.query", "attention.key_value", "feed_forward.inner", "feed_forward.outer")
 NAMES: dict[str, tuple[str, ...]] = {
@@ -183,7 +183,7 @@ NAMES: dict[str, tuple[str, ...]] = {
 
 
 @pytest.mark.parametrize("builder", NAMES)
-def test_weights_have_the_names_that_files_of_before_know_them_by(builder: str) -> None:
+def test_weights_have_the_names_of_earlier_files(builder: str) -> None:
     model = build_model(settings_of(kind=builder), 5, generator=torch.Generator())
     names = {name for name in model.state_dict() if name.startswith("blocks.1.")}
     parts = {name.rpartition(".")[0] for name in names}

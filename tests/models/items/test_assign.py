@@ -1,4 +1,4 @@
-"""Codes of items by clusters and from learned vectors, of nothing but the training part."""
+"""Codes of items by clusters and from learned vectors, from the training part only."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ def codes_of(log: Sequences, *, values: int = 8, seed: int = 1) -> np.ndarray:
     return codes
 
 
-def test_what_is_held_out_changes_no_code() -> None:
+def test_held_out_events_change_no_code() -> None:
     """Whatever the last two items of a user are, in any order among the users."""
     log, rng = random_log(), np.random.default_rng(5)
     other = log.items.copy()
     for back in (1, 2):
-        places = log.offsets[1:] - back
-        other[places] = rng.permutation(other[places])
+        indices = log.offsets[1:] - back
+        other[indices] = rng.permutation(other[indices])
     assert (other != log.items).any()
     changed = Sequences(offsets=log.offsets, items=other, times=log.times)
     assert np.array_equal(codes_of(log), codes_of(changed))
 
 
-def test_only_items_that_were_met_take_values() -> None:
-    """So that those of the others are not wasted on what is never answered."""
+def test_only_trained_items_take_values() -> None:
+    """No value is spent on items that are never recommended."""
     log = log_of([[1, 2, 3, 4, 39, 40], [4, 3, 2, 1, 39, 40]])
     codes = codes_of(log, values=4)
     assert all(sorted(codes[1:5, part].tolist()) == [0, 1, 2, 3] for part in range(4))
     assert not codes[5:].any()
 
 
-def test_the_same_seed_gives_the_same_codes_and_another_others() -> None:
+def test_equal_seeds_give_equal_codes() -> None:
     log = random_log()
     assert np.array_equal(codes_of(log), codes_of(log))
     assert not np.array_equal(codes_of(log), codes_of(log, seed=2))
@@ -55,13 +55,13 @@ def test_fewer_items_than_values() -> None:
 
 
 def test_clusters_are_of_items_that_come_close_together() -> None:
-    """Everybody had all forty, ten of a kind at a time: who had what says nothing, what is near says all."""
+    """Every user has all forty items, ten of a kind at a time: only the distance in a history tells kinds apart."""
     near, far = common_codes(codes_of(log_of_kinds(), values=6))
     assert near > 2 * far
 
 
 def test_every_stretch_of_a_history_counts() -> None:
-    """Kinds that are never among the first ten events, between others that are: still they are kept apart."""
+    """Kinds that are never among the first ten events still have different codes."""
     rng = np.random.default_rng(6)
     first, kinds = np.arange(1, 21), np.arange(21, 41).reshape(2, 10)
     rows = [[*rng.permutation(first)[:10], *rng.permutation(kinds[user % 2]), 1, 2] for user in range(60)]
@@ -70,13 +70,13 @@ def test_every_stretch_of_a_history_counts() -> None:
     assert within > 1.25 * (codes[0][:, None] == codes[1][None]).mean()
 
 
-def test_items_that_always_come_together_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing in the log tells such a pair apart, but the model could not learn what comes after each of them."""
+def test_items_that_always_come_together_have_different_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing in the log separates such a pair, but with equal codes the model could not learn what follows each."""
     rng = np.random.default_rng(4)
     log = log_of([np.stack((pairs, pairs + 20), 1).ravel().tolist() for pairs in rng.integers(1, 21, (80, 7))])
     codes, items = codes_of(log), np.arange(1, N_ITEMS + 1)
     assert shared_codes(codes, items) < 6
-    assert (codes[1:21] != codes[21:]).sum(1).mean() < 2.5, "still more alike than two items by lot: 3.5"
+    assert (codes[1:21] != codes[21:]).sum(1).mean() < 2.5, "still more alike than two random items: 3.5"
     monkeypatch.setattr(assign, "PUSHES", 0)
     assert shared_codes(codes_of(log), items) == N_ITEMS
 
@@ -88,7 +88,7 @@ def test_one_event_is_enough_and_none_gives_no_codes() -> None:
     assert not none.any()
 
 
-def test_items_that_cannot_be_told_apart_are_counted() -> None:
+def test_items_with_equal_codes_are_counted() -> None:
     codes = np.array([[1, 1], [1, 1], [2, 1], [1, 1], [3, 3], [1, 1]], dtype=np.uint8)
     assert shared_codes(codes, np.array([1, 2, 3, 4])) == 2
     assert shared_codes(codes, np.array([1, 2, 4])) == 0
@@ -96,7 +96,7 @@ def test_items_that_cannot_be_told_apart_are_counted() -> None:
 
 
 def test_a_tall_matrix_has_the_same_directions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is done by products, in place, is what the libraries' own decompositions do."""
+    """The decomposition by products, in place, is that of the libraries."""
     matrix = torch.randn(60, 50, generator=torch.Generator().manual_seed(2)) * torch.linspace(1, 0.01, 50) ** 2
     matrix[:, 7] = 0
 
@@ -114,10 +114,10 @@ def test_a_tall_matrix_has_the_same_directions(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_learned_vectors_of_few_items_and_of_none() -> None:
-    """One item of three was met; and none."""
+    """One item of three was trained; and none."""
     vectors = torch.randn(4, 32, generator=torch.Generator().manual_seed(1))
     codes = learned_codes(vectors, np.array([0, 0, 5, 0]), parts=4, values=8, seed=1)
-    assert codes.shape == (4, 4) and codes.dtype == np.uint8 and not codes.any(), "the one value that there is"
+    assert codes.shape == (4, 4) and codes.dtype == np.uint8 and not codes.any(), "the only value"
     assert not learned_codes(vectors, np.zeros(4, dtype=np.int64), parts=4, values=8, seed=1).any()
     every = learned_codes(vectors, np.array([0, 9, 1, 1]), parts=4, values=8, seed=1)
     assert all(sorted(every[1:, part].tolist()) == [0, 1, 2] for part in range(4)), "a value for each"

@@ -1,4 +1,4 @@
-"""An item table of codes: against vectors written out, by an example on paper, and held to every model's laws."""
+"""An item table of codes: against vectors written out, by an example on paper, and by the laws of every model."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ LOSSES: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss["loss"])
 def test_every_loss_reaches_the_parts_that_are_used_and_no_others(loss: dict[str, Any]) -> None:
     codes = codes_of()
-    codes[:, 2] = np.minimum(codes[:, 2], 3)  # nobody's third part has the last value
+    codes[:, 2] = np.minimum(codes[:, 2], 3)  # no item's third part has the last value
     model = model_of(codes=codes)
     objective = Objective(objective_settings(**loss), np.r_[0, np.ones(N_ITEMS, int)])
     examples = objective.examples(batch_of(list(range(1, 31))), np.random.default_rng(0))
@@ -140,16 +140,16 @@ def test_gradients_are_those_of_finite_differences() -> None:
     table, numbers = table_of(model_of().double()), torch.tensor([3, 0, 17, 3])
     queries = torch.randn(2, 8, dtype=torch.float64)
 
-    def asked(into: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def outputs(into: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.no_grad():
             assert not into[0].any()
         del table.into
-        table.__dict__["into"] = into  # a plain attribute, as of a model that is loaded
+        table.__dict__["into"] = into  # a plain attribute, as in a loaded model
         return table.output(numbers), table.score(queries, normal=True)[:, 1:]
 
     into = table.into.detach().clone()
     assert torch.autograd.gradcheck(
-        lambda rest: asked(torch.cat((torch.zeros_like(into[:1]), rest))), into[1:].requires_grad_()
+        lambda rest: outputs(torch.cat((torch.zeros_like(into[:1]), rest))), into[1:].requires_grad_()
     )
 
 
@@ -165,7 +165,7 @@ def test_the_laws_of_every_model_hold(builder: str, changed: dict[str, Any]) -> 
     case = Case(settings=settings_of(kind=builder, **changed), facts=DataFacts(codes=codes_of()))
     assert case.new().items.bias is None
     for law in laws_of(case):
-        # Codes are no weights: they are the same whatever the seed. By heart one of them learns, which takes long.
+        # Codes are no weights: they do not depend on the seed. Memorising is slow, so only one builder is tested.
         if law is not building_is_repeatable and (law is not memorises_eight_users or builder == "sasrec"):
             law(case)
 
@@ -185,34 +185,34 @@ def test_codes_are_saved_with_the_model(tmp_path: Path) -> None:
     assert torch.equal(again.score_all(again.query(batch)), model.score_all(model.query(batch)))
 
 
-def named(ids: str) -> Vocabulary:
+def vocabulary_of(ids: str) -> Vocabulary:
     return Vocabulary(pl.DataFrame({"id": list(ids), "count": [1] * len(ids)}))
 
 
-def test_going_on_items_keep_their_codes_by_id() -> None:
+def test_in_a_warm_start_items_keep_their_codes_by_id() -> None:
     old, new = model_of(codes=codes_of(8, seed=1)), model_of(codes=codes_of(7, seed=2), seed=3)
-    transfer_weights(old, new, before=named("abcdefgh"), now=named("hxbagyc"))
-    vectors, were = new.items.output(), old.items.output()
-    assert torch.equal(vectors[[1, 3, 4, 5, 7]], were[[8, 2, 1, 7, 3]])
+    transfer_weights(old, new, before=vocabulary_of("abcdefgh"), now=vocabulary_of("hxbagyc"))
+    new_vectors, old_vectors = new.items.output(), old.items.output()
+    assert torch.equal(new_vectors[[1, 3, 4, 5, 7]], old_vectors[[8, 2, 1, 7, 3]])
     assert torch.equal(new.items.into, old.items.into)
 
 
-def test_new_items_have_the_old_numbers_of_the_codes_they_share() -> None:
-    """Numbers are found anew for the new catalogue, while what was learned belongs to the old ones. By hand: of a, b
-    and c, which have 3 now, two had 1; nobody had what is 2 now, so that stays."""
+def test_new_items_have_the_old_values_of_the_codes_they_share() -> None:
+    """Values are assigned anew for the new catalogue, while the learned vectors belong to the old ones. By hand: of a,
+    b and c, which have 3 now, two had 1; no old item has 2 now, so that stays."""
     then, now = [1, 1, 0, 2, 3, 3, 3, 3], [3, 3, 3, 0, 1, 1, 1, 1, 3, 0, 2]
     old, new = (model_of(codes=np.array([0, *each], dtype=np.uint8)[:, None].repeat(4, 1)) for each in (then, now))
-    transfer_weights(old, new, before=named("abcdefgh"), now=named("abcdefghxyz"))
+    transfer_weights(old, new, before=vocabulary_of("abcdefgh"), now=vocabulary_of("abcdefghxyz"))
     assert table_of(new).codes[1:].T.tolist() == [[*then, 1, 2, 2]] * 4
 
 
-def test_items_that_nobody_had_then_are_new_and_tell_nothing() -> None:
+def test_items_without_old_codes_are_new_and_count_for_nothing() -> None:
     """By hand: d was in the catalogue and had no codes, so its zeros say nothing of what is 3 now, which e had as 2;
-    nobody has y yet."""
+    y is in no log yet."""
     then, now = [1, 1, 1, 0, 2], [0, 0, 0, 3, 3, 0]
     old, new = (model_of(codes=np.array([0, *each], dtype=np.uint8)[:, None].repeat(4, 1)) for each in (then, now))
     had, has = np.array([0, 1, 1, 1, 0, 1], dtype=bool), np.array([0, 1, 1, 1, 1, 1, 0], dtype=bool)
-    transfer_weights(old, new, before=named("abcde"), now=named("abcdey"), had_codes=had, has_codes=has)
+    transfer_weights(old, new, before=vocabulary_of("abcde"), now=vocabulary_of("abcdey"), had_codes=had, has_codes=has)
     assert table_of(new).codes[1:].T.tolist() == [[1, 1, 1, 2, 2, 0]] * 4
 
 
@@ -236,7 +236,7 @@ def test_no_item_can_be_added() -> None:
         ),
     ],
 )
-def test_settings_without_sense_are_refused(changed: dict[str, Any], sentence: str) -> None:
+def test_settings_out_of_range_are_refused(changed: dict[str, Any], sentence: str) -> None:
     with pytest.raises(SettingsError, match=sentence):
         settings_of(**changed)
 
@@ -247,8 +247,8 @@ def test_a_catalogue_with_fewer_items_than_values_may_grow_and_not_shrink() -> N
         model_of(codes=codes_of(items, seed=items), items__values=256, seed=items, items__tied=False)
         for items in (7, 8)
     )
-    transfer_weights(small, large, before=named("abcdefg"), now=named("hgfedcba"))
+    transfer_weights(small, large, before=vocabulary_of("abcdefg"), now=vocabulary_of("hgfedcba"))
     assert torch.equal(large.items.output()[2:], small.items.output()[1:].flip(0))
     assert torch.equal(large.items.input(torch.arange(2, 9)), small.items.input(torch.arange(1, 8)).flip(0))
     with pytest.raises(InputError, match="codes of the run have 8 values, but the 7 items of the data allow 7"):
-        transfer_weights(large, small, before=named("hgfedcba"), now=named("abcdefg"))
+        transfer_weights(large, small, before=vocabulary_of("hgfedcba"), now=vocabulary_of("abcdefg"))

@@ -63,10 +63,10 @@ def table_of(model: SequenceModel) -> ContentTable:
 
 def by_hand(table: ContentTable, content: np.ndarray) -> Tensor:
     """Standardised features, of which items without content have none, through the network."""
-    described = torch.from_numpy(content).double()[np.flatnonzero(content.any(axis=1))]
-    spread = described.std(dim=0, correction=0)
+    with_content = torch.from_numpy(content).double()[np.flatnonzero(content.any(axis=1))]
+    spread = with_content.std(dim=0, correction=0)
     spread[5] = 1
-    features = (torch.from_numpy(content).double() - described.mean(dim=0)) / spread
+    features = (torch.from_numpy(content).double() - with_content.mean(dim=0)) / spread
     features[[0, BARE]] = 0
     if table.first is not None:
         x = features @ table.first.weight.double().T + table.first.bias.double()
@@ -97,7 +97,7 @@ def test_vectors_are_content_through_a_small_network(items: str, hidden: int) ->
     torch.testing.assert_close(model.items.input(numbers), model.items.output(numbers))
 
 
-def test_learned_vectors_begin_at_zero_and_the_sum_as_large_as_ids_alone() -> None:
+def test_learned_vectors_start_at_zero_and_the_sum_is_as_large_as_ids_alone() -> None:
     model = model_of()
     assert (table_of(model).into == 0).all()
     vectors = model.item_vectors()[1:][np.arange(1, N_ITEMS + 1) != BARE]
@@ -105,7 +105,7 @@ def test_learned_vectors_begin_at_zero_and_the_sum_as_large_as_ids_alone() -> No
     assert 0.3 < vectors.std() / by_id.item_vectors()[1:].std() < 1.5
 
 
-def test_who_may_be_answered() -> None:
+def test_items_without_content_are_answerable_once_trained() -> None:
     counts = np.zeros(N_ITEMS + 1, dtype=np.int64)
     assert np.flatnonzero(~model_of().answerable(counts)).tolist() == [0, BARE]
     counts[BARE] = 2
@@ -114,21 +114,21 @@ def test_who_may_be_answered() -> None:
     assert np.flatnonzero(by_id.answerable(counts)).tolist() == [BARE]
 
 
-def test_ids_are_left_out_of_as_many_items_as_was_asked() -> None:
+def test_id_dropout_drops_the_stated_share_of_ids() -> None:
     model = model_of(items__id_dropout=0.25).train()
     table = table_of(model)
     nn.init.ones_(table.into)
     table.generator = torch.Generator().manual_seed(0)
-    left_out, numbers = [], torch.arange(1, N_ITEMS + 1)
+    shares, numbers = [], torch.arange(1, N_ITEMS + 1)
     with torch.no_grad():
         content = table.eval().output(numbers) - 1
         for _ in range(200):
             table.train()
             own = table.input(numbers) - content
-            assert torch.equal(own, table.output(numbers) - content), "the same items on both ways"
+            assert torch.equal(own, table.output(numbers) - content), "the same items as input and as output"
             assert set(own.round().flatten().tolist()) <= {0, 1}
-            left_out.append((own.round() == 0).all(dim=1).float().mean())
-    assert torch.stack(left_out).mean() == pytest.approx(0.25, abs=0.02)
+            shares.append((own.round() == 0).all(dim=1).float().mean())
+    assert torch.stack(shares).mean() == pytest.approx(0.25, abs=0.02)
     torch.testing.assert_close(table.eval().output(numbers) - content, torch.ones(N_ITEMS, 8))
 
 
@@ -143,7 +143,7 @@ def test_new_items_are_added_at_the_end(items: str) -> None:
     longer, before = table.extended(DataFacts(content=more)), table.output()
     assert longer.n_items == N_ITEMS + 4 and table.n_items == N_ITEMS
     torch.testing.assert_close(longer.output()[: N_ITEMS + 1], before, rtol=0, atol=1e-6)
-    # The new ones by what the features mean to the model, and without an id.
+    # New items are content through the same network, without an id.
     same = table.extended(DataFacts(content=content_of()[:4]))
     own = table.into[1:4] if table.ids else 0
     torch.testing.assert_close(same.output()[N_ITEMS + 1 :] + own, before[1:4], rtol=0, atol=1e-5)
@@ -168,16 +168,16 @@ def case_of(builder: str, **changed: Any) -> Case:
     shape = {name: value for name, value in shape.items() if builder != "hstu" or name != "feed_forward"}
     if builder == "seq2seq":
         shape = {f"body__{name}": value for name, value in shape.items()}
-    told = {"target_time": False} if builder == "hstu" else {}
+    time_keys = {"target_time": False} if builder == "hstu" else {}
     ids = {} if changed.get("items") == "vectors" else {"items__id_dropout": 0.0}
-    settings = settings_of(**({"kind": builder, "items__hidden": 16} | shape | told | ids | changed))
+    settings = settings_of(**({"kind": builder, "items__hidden": 16} | shape | time_keys | ids | changed))
     content = content_of()
-    content[BARE] = 1  # what a law says of every item
+    content[BARE] = 1  # the laws are about every item
     return Case(settings=settings, n_items=N_ITEMS, facts=DataFacts(content=content))
 
 
 @pytest.mark.parametrize("builder", sorted(BUILDERS))
-def test_content_keeps_the_laws_of_every_builder(builder: str) -> None:
+def test_content_satisfies_the_laws_of_every_builder(builder: str) -> None:
     case = case_of(builder)
     for law in laws_of(case):
         if law is not memorises_eight_users:
@@ -185,14 +185,14 @@ def test_content_keeps_the_laws_of_every_builder(builder: str) -> None:
 
 
 @pytest.mark.parametrize("builder", ["esasrec", "bert4rec"])
-def test_content_alone_keeps_them_too(builder: str) -> None:
+def test_content_alone_satisfies_them_too(builder: str) -> None:
     case = case_of(builder, items="vectors")
     for law in laws_of(case):
         if law is not memorises_eight_users:
             law(case)
 
 
-def test_content_is_learned_by_heart() -> None:
+def test_content_is_memorised() -> None:
     memorises_eight_users(case_of("sasrec"))
 
 
@@ -210,13 +210,13 @@ LOSSES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_what_training_never_meets_has_no_id_and_is_no_negative(loss: Any, sparse: bool) -> None:
-    """Items above 20 occur nowhere: their learned vectors stay zero, and their content teaches nothing."""
+def test_items_unseen_in_training_have_no_id_and_are_no_negatives(loss: Any, sparse: bool) -> None:
+    """Items above 20 occur nowhere: their learned vectors stay zero, and their content has no gradient."""
     objective = Objective(
         objective_settings(loss=loss, **LOSSES[loss]), np.r_[0, np.ones(20, int), np.zeros(10, int)], only_trained=True
     )
     batch = batch_of(*random_users([6, 9, 4], n_items=20))
-    slopes = []
+    gradients = []
     for seed in (0, 1):
         content = content_of()
         content[21:] = content_of(seed=seed)[21:]
@@ -235,21 +235,21 @@ def test_what_training_never_meets_has_no_id_and_is_no_negative(loss: Any, spars
         gradient = gradient.to_dense() if gradient.is_sparse else gradient
         assert (gradient[21:] == 0).all() and (gradient[1:21] != 0).any()
         assert (gradient[0] == 0).all(), "padding"
-        slopes.append([value.detach(), *(weight.grad for weight in (table.last.weight, table.last.bias))])
-    for one, other in zip(*slopes, strict=True):
-        assert torch.equal(one, other), "what never occurs changed what was learned"
+        gradients.append([value.detach(), *(weight.grad for weight in (table.last.weight, table.last.bias))])
+    for one, other in zip(*gradients, strict=True):
+        assert torch.equal(one, other), "items that never occur changed the gradients"
 
 
-def test_full_softmax_over_what_was_met_by_hand() -> None:
+def test_full_softmax_over_trained_items_by_hand() -> None:
     model, counts = model_of(items__id_dropout=0.0).double(), np.r_[0, np.ones(20, int), np.zeros(10, int)]
     objective = Objective(objective_settings(), counts, only_trained=True)
     batch = batch_of([3, 5, 7], [20, 1])
     examples = objective.examples(batch, np.random.default_rng(0))
     hidden = model.encode(tensors(examples.inputs))
-    found = objective.loss(model, hidden, examples, torch.Generator())
+    loss = objective.loss(model, hidden, examples, torch.Generator())
     scores = model.score_all(model.head(hidden))[:, 1:21]
     expected = nn.functional.cross_entropy(scores, torch.tensor([5, 7, 1]) - 1)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(loss, expected)
 
 
 def test_untrained_ids_stay_zero_through_training() -> None:
@@ -281,7 +281,7 @@ def test_content_is_vectors_and_words_side_by_side() -> None:
     assert facts.content.shape == (4, 5) and facts.content.dtype == np.float32
     assert facts.content[:, :2].tolist() == [[0, 0], [1, 2], [0, 0], [0, 0]]
     assert facts.content[1:3, 2:].any() and not facts.content[[0, 3], 2:].any()
-    # New items through what was fitted to the first ones.
+    # New items use the text encoder fitted to the first ones.
     more = settings.items.facts(Vocabulary(CATALOGUE[[1]]), DataFacts(texts=facts.texts)).content
     assert more is not None
     np.testing.assert_allclose(more[1], facts.content[2], atol=1e-6)
@@ -296,7 +296,7 @@ def test_a_text_encoder_without_texts_is_refused() -> None:
         content_settings(items__vectors="v", items__text_encoder__width=3)
     with pytest.raises(SettingsError, match=r"or leave model\.items\.text_encoder out"):
         content_settings(items__vectors="v", items__text_encoder="sentences")
-    content_settings(items__vectors="v", items__text_encoder="hashed")  # the default, which a run's settings state
+    content_settings(items__vectors="v", items__text_encoder="hashed")  # the default, which a run's settings contain
 
 
 def test_a_catalogue_without_content_is_refused() -> None:
@@ -307,7 +307,7 @@ def test_a_catalogue_without_content_is_refused() -> None:
     content_settings(items__texts=("title",)).refuse_silent_catalogue(Vocabulary(CATALOGUE))
 
 
-def test_content_and_what_reads_words_are_saved_with_the_model(tmp_path: Path) -> None:
+def test_content_and_its_text_encoder_are_saved_with_the_model(tmp_path: Path) -> None:
     settings = settings_of(items__vectors="v", items__texts=("title",), items__text_encoder__width=3)
     facts = settings.items.facts(Vocabulary(CATALOGUE), DataFacts(kinds=("click", "buy")))
     model = build_model(settings, 3, generator=torch.Generator().manual_seed(0), facts=facts).eval()
@@ -334,7 +334,7 @@ def test_content_and_what_reads_words_are_saved_with_the_model(tmp_path: Path) -
         ({"items": "vectors", "items__id_dropout": 0.3}, r"There is no key 'id_dropout' in model\.items = 'vectors'"),
     ],
 )
-def test_settings_without_sense_are_refused(changed: dict[str, Any], sentence: str) -> None:
+def test_settings_out_of_range_are_refused(changed: dict[str, Any], sentence: str) -> None:
     with pytest.raises(SettingsError, match=sentence):
         settings_of(**changed)
 

@@ -29,19 +29,19 @@ TITLES = [
 def terms_by_hand(text: str) -> Counter[tuple[str, str]]:
     """Words, pairs of words, and pieces of three to five letters of each word between two spaces."""
     words = re.findall(r"[^\W_]+", text.lower())
-    found = Counter(("word", word) for word in words)
-    found.update(("pair", f"{one} {other}") for one, other in itertools.pairwise(words))
+    terms = Counter(("word", word) for word in words)
+    terms.update(("pair", f"{one} {other}") for one, other in itertools.pairwise(words))
     for word in words:
         padded = f" {word} "
         for size in (3, 4, 5):
-            found.update(("piece", padded[at : at + size]) for at in range(len(padded) - size + 1))
-    return found
+            terms.update(("piece", padded[at : at + size]) for at in range(len(padded) - size + 1))
+    return terms
 
 
 def counts_of(texts: list[str]) -> list[list[int]]:
     """Each text's numbers of its terms, ascending."""
-    found = _count_terms(texts)
-    return [sorted(found.counts[found.texts == row].tolist()) for row in range(len(texts))]
+    result = _count_terms(texts)
+    return [sorted(result.counts[result.texts == row].tolist()) for row in range(len(texts))]
 
 
 letters = st.text(st.sampled_from("ab c-é1"), max_size=12)
@@ -50,38 +50,38 @@ letters = st.text(st.sampled_from("ab c-é1"), max_size=12)
 @given(st.lists(letters, max_size=5))
 def test_terms_are_words_pairs_and_pieces(texts: list[str]) -> None:
     by_hand = [terms_by_hand(text) for text in texts]
-    assert counts_of(texts) == [sorted(found.values()) for found in by_hand]
-    found = _count_terms(texts)
-    assert len(np.unique(found.terms)) == len(set().union(*by_hand)), "alike where the terms are, and only there"
+    assert counts_of(texts) == [sorted(counts.values()) for counts in by_hand]
+    counts = _count_terms(texts)
+    assert len(np.unique(counts.terms)) == len(set().union(*by_hand)), "equal if and only if the terms are"
 
 
 def tf_idf_by_hand(texts: list[str]) -> np.ndarray:
     """[n, N], of terms that more than one text has; each row of length one."""
     by_hand = [terms_by_hand(text) for text in texts]
-    frequency = Counter(term for found in by_hand for term in found)
+    frequency = Counter(term for counts in by_hand for term in counts)
     terms = [term for term, count in frequency.items() if count > 1]
     idf = [math.log((1 + len(texts)) / (1 + frequency[term])) + 1 for term in terms]
-    weighed = np.array(
+    weights = np.array(
         [
-            [(1 + math.log(found[t])) * w if found[t] else 0 for t, w in zip(terms, idf, strict=True)]
-            for found in by_hand
+            [(1 + math.log(counts[t])) * w if counts[t] else 0 for t, w in zip(terms, idf, strict=True)]
+            for counts in by_hand
         ]
     )
-    return np.asarray(weighed / np.linalg.norm(weighed, axis=1, keepdims=True).clip(1e-12))
+    return np.asarray(weights / np.linalg.norm(weights, axis=1, keepdims=True).clip(1e-12))
 
 
 def test_vectors_are_the_truncated_decomposition_of_tf_idf() -> None:
     """Products of vectors are those of the best approximation of a rank, whatever signs the directions have."""
-    weighed = tf_idf_by_hand(TITLES)
+    weights = tf_idf_by_hand(TITLES)
     for width in (2, 3):
-        left, sizes, _ = np.linalg.svd(weighed, full_matrices=False)
+        left, sizes, _ = np.linalg.svd(weights, full_matrices=False)
         expected = (left[:, :width] * sizes[:width]) @ (left[:, :width] * sizes[:width]).T
-        found = HashedTexts.fitted(TITLES, width).encode(TITLES)
-        assert found.dtype == np.float32 and found.shape == (8, width)
-        np.testing.assert_allclose(found @ found.T, expected, atol=1e-5)
+        vectors = HashedTexts.fitted(TITLES, width).encode(TITLES)
+        assert vectors.dtype == np.float32 and vectors.shape == (8, width)
+        np.testing.assert_allclose(vectors @ vectors.T, expected, atol=1e-5)
 
 
-def test_what_is_wider_than_the_texts_are_different_is_filled_with_zeros() -> None:
+def test_features_beyond_the_rank_of_the_texts_are_zero() -> None:
     encoder = HashedTexts.fitted(TITLES, 12)
     vectors = encoder.encode(TITLES)
     rank = np.linalg.matrix_rank(tf_idf_by_hand(TITLES))
@@ -96,7 +96,7 @@ def test_new_texts_are_near_what_they_share_words_with() -> None:
     assert set(np.argsort(-nearness)[:2]) == {4, 5} and nearness[[0, 1, 3]].max() < 0.2 * nearness.max()
 
 
-def test_what_says_nothing_is_zero() -> None:
+def test_texts_without_known_terms_are_zero() -> None:
     encoder = HashedTexts.fitted(TITLES, 4)
     assert (encoder.encode(["", "?!", "qqqqq"]) == 0).all()
     assert encoder.encode([]).shape == (0, 4)
@@ -104,7 +104,7 @@ def test_what_says_nothing_is_zero() -> None:
         assert HashedTexts.fitted(nothing, 4).encode(["red shoe"]).tolist() == [[0, 0, 0, 0]]
 
 
-def test_fitting_and_encoding_are_repeatable_and_need_no_company() -> None:
+def test_fitting_and_encoding_do_not_depend_on_other_calls() -> None:
     one, other = HashedTexts.fitted(TITLES, 4), HashedTexts.fitted(TITLES, 4)
     assert all(torch.equal(a, b) for a, b in zip(one.buffers(), other.buffers(), strict=True))
     together = one.encode(TITLES)

@@ -1,4 +1,4 @@
-"""The sentence model against the library that it was published with, and what is there without it."""
+"""The sentence model against the library it was published with, and behaviour without it."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ PUBLISHED = {
 
 
 def test_vectors_are_those_of_the_library() -> None:
-    found = SentenceTexts.fitted([], SENTENCE_WIDTH).encode(list(PUBLISHED))
-    np.testing.assert_allclose(found[:, [0, 1, 2, 3, -2, -1]], list(PUBLISHED.values()), atol=1e-6)
-    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
+    vectors = SentenceTexts.fitted([], SENTENCE_WIDTH).encode(list(PUBLISHED))
+    np.testing.assert_allclose(vectors[:, [0, 1, 2, 3, -2, -1]], list(PUBLISHED.values()), atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_pieces_are_those_of_the_library(text: str, numbers: list[int]) -> None:
     assert pieces.numbers(text, 4) == [101, *numbers[1:-1][:2], 102], "the first ones, where they are too many"
 
 
-def test_words_that_share_no_letters_are_near_and_fewer_features_keep_it() -> None:
+def test_synonyms_are_near_also_with_fewer_features() -> None:
     words = ["sofa", "couch", "claw hammer", "drill bit", "lipstick", "eye shadow"]
     for width in (SENTENCE_WIDTH, 4):
         vectors = SentenceTexts.fitted(words, width).encode(words)
@@ -63,7 +63,7 @@ def test_words_that_share_no_letters_are_near_and_fewer_features_keep_it() -> No
         assert nearness.argmax(axis=1).tolist() == [1, 0, 3, 2, 5, 4], width
 
 
-def test_what_the_settings_cannot_mean_is_refused() -> None:
+def test_impossible_settings_are_refused() -> None:
     with pytest.raises(SettingsError, match=r"There is no key 'text_encoder' in model\.items = 'ids'"):
         model_settings(items__text_encoder="sentences")
     content: dict[str, Any] = {"items": "vectors", "items__texts": ("title",)}
@@ -86,7 +86,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> segue.Data:
 @pytest.fixture
 def not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sentences, "PACKAGE", "not_a_package_of_anyone")
-    monkeypatch.setattr(sentences, "_sentence_model", _sentence_model.__wrapped__)  # which has read nothing yet
+    monkeypatch.setattr(sentences, "_sentence_model", _sentence_model.__wrapped__)  # without its cache
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_a_run_holds_nothing_of_the_sentence_model_and_takes_new_items(run: Path
 
 
 @pytest.mark.usefixtures("not_installed")
-def test_without_it_a_run_answers_as_before_and_reads_no_new_words(
+def test_without_it_a_run_answers_as_before_and_encodes_no_new_texts(
     run: Path, data: segue.Data, quick_recipe: Path, tmp_path: Path
 ) -> None:
     model = segue.load(run)

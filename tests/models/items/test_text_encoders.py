@@ -1,4 +1,4 @@
-"""What every encoder of words keeps: the same words, the same vector, in this run and in the next."""
+"""The contract of every text encoder: the same text has the same vector, in this run and in the next."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ def encoder(name: str) -> TextEncoder:
     return TEXT_ENCODERS[name].fitted(TITLES, WIDTH)
 
 
-def test_vectors_have_the_width_asked_for_and_equal_texts_are_equal(encoder: TextEncoder) -> None:
+def test_vectors_have_the_stated_width_and_equal_texts_are_equal(encoder: TextEncoder) -> None:
     vectors = encoder.encode(TITLES)
     assert vectors.shape == (len(TITLES), WIDTH) and vectors.dtype == np.float32 and encoder.width == WIDTH
     assert encoder.encode([]).shape == (0, WIDTH)
     np.testing.assert_allclose(vectors[1], vectors[6], atol=1e-6)
-    said = [0, 1, 3]
-    apart = np.linalg.norm(vectors[said, None] - vectors[None, said], axis=2) + np.eye(len(said))
-    assert apart.min() > 0.05, "different ones are different"
+    rows = [0, 1, 3]
+    distances = np.linalg.norm(vectors[rows, None] - vectors[None, rows], axis=2) + np.eye(len(rows))
+    assert distances.min() > 0.05, "different texts have different vectors"
 
 
-def test_what_says_nothing_is_zero_whatever_it_was_fitted_to(name: str, encoder: TextEncoder) -> None:
+def test_texts_without_terms_are_zero_whatever_was_fitted(name: str, encoder: TextEncoder) -> None:
     assert (encoder.encode(["", "  \t\n", "\N{HEADPHONE}"]) == 0).all()
     for nothing in ([], [""]):
-        found = TEXT_ENCODERS[name].fitted(nothing, WIDTH)
-        assert found.encode(["red shoe"]).tolist() == [[0.0] * WIDTH]
+        fresh = TEXT_ENCODERS[name].fitted(nothing, WIDTH)
+        assert fresh.encode(["red shoe"]).tolist() == [[0.0] * WIDTH]
 
 
-def test_fitting_and_encoding_are_repeatable_and_need_no_company(name: str, encoder: TextEncoder) -> None:
+def test_fitting_and_encoding_do_not_depend_on_other_calls(name: str, encoder: TextEncoder) -> None:
     again = TEXT_ENCODERS[name].fitted(TITLES, WIDTH)
     assert all(torch.equal(one, other) for one, other in zip(encoder.buffers(), again.buffers(), strict=True))
     together = encoder.encode(TITLES)
@@ -64,7 +64,7 @@ def test_fitting_and_encoding_are_repeatable_and_need_no_company(name: str, enco
 
 
 def recommender(name: str) -> tuple[Recommender, ModelSettings]:
-    """A model that nobody trained, over items with titles."""
+    """An untrained model over items with titles."""
     table = pl.DataFrame({"id": [f"i{n}" for n in range(len(TITLES))], "count": 3, "title": TITLES})
     content: dict[str, Any] = {
         "items": "vectors",
@@ -72,15 +72,15 @@ def recommender(name: str) -> tuple[Recommender, ModelSettings]:
         "items__text_encoder": name,
         "items__text_encoder__width": WIDTH,
     }
-    chosen = model_settings(kind="sasrec", width=8, depth=1, length=6, **content)
+    settings = model_settings(kind="sasrec", width=8, depth=1, length=6, **content)
     vocabulary = Vocabulary(table)
-    facts = chosen.items.facts(vocabulary)
-    model = build_model(chosen, len(TITLES), generator=torch.Generator().manual_seed(1), facts=facts).eval()
+    facts = settings.items.facts(vocabulary)
+    model = build_model(settings, len(TITLES), generator=torch.Generator().manual_seed(1), facts=facts).eval()
     index = build_index(model, model.answerable(np.array([0] + [3] * len(TITLES))), index_settings())
-    return Recommender(model, index, vocabulary, settings=chosen), chosen
+    return Recommender(model, index, vocabulary, settings=settings), settings
 
 
-def test_a_saved_model_reads_new_words_as_it_read_those_of_its_items(name: str, tmp_path: Path) -> None:
+def test_a_saved_model_encodes_new_texts_as_before(name: str, tmp_path: Path) -> None:
     before, settings = recommender(name)
     save_model(before.model, settings, tmp_path)
     model = load_model(tmp_path)
@@ -93,8 +93,8 @@ def test_a_saved_model_reads_new_words_as_it_read_those_of_its_items(name: str, 
     texts = saved_texts(tmp_path / WEIGHTS, settings)
     assert texts is not None and (texts.encode(words) == expected).all()
 
-    opened = Recommender(model, before.index, before.vocabulary, settings=settings)
-    after = opened.with_items(pl.DataFrame({"id": ["new"], "title": ["steel hammer 500 g"]}))
+    loaded = Recommender(model, before.index, before.vocabulary, settings=settings)
+    after = loaded.with_items(pl.DataFrame({"id": ["new"], "title": ["steel hammer 500 g"]}))
     scores = {item.id: item.score for item in after.recommend(["i0"], k=20, keep_seen=True).items}
     assert scores["new"] == pytest.approx(scores["i3"], abs=1e-5)
-    assert len({round(score, 4) for score in scores.values()}) >= 4, "the others' are their own"
+    assert len({round(score, 4) for score in scores.values()}) >= 4, "the scores of the others differ"

@@ -26,7 +26,7 @@ def test_calibration_of_g5(n_items: int, negatives: int, t: float, beta: float) 
     assert gbce_beta(n_items, negatives, t) == pytest.approx(beta, abs=1e-7)
 
 
-def test_nothing_to_calibrate_where_every_other_item_is_drawn() -> None:
+def test_calibration_is_one_if_every_other_item_is_sampled() -> None:
     assert gbce_beta(11, 10, 0.75) == gbce_beta(11, 40, 0.75) == 1
 
 
@@ -37,8 +37,8 @@ def test_loss_of_g5b() -> None:
 
 def test_gamma_of_g5b() -> None:
     """The paper's own form: plain cross-entropy of an answer whose score is 1.721128 instead."""
-    moved = bce(torch.tensor([1.721128], dtype=torch.float64), NEGATIVES)
-    assert gbce(POSITIVE, NEGATIVES, 0.625).item() == pytest.approx(moved.item(), abs=1e-6)
+    expected = bce(torch.tensor([1.721128], dtype=torch.float64), NEGATIVES)
+    assert gbce(POSITIVE, NEGATIVES, 0.625).item() == pytest.approx(expected.item(), abs=1e-6)
 
 
 def test_gradients_of_g5b() -> None:
@@ -50,7 +50,7 @@ def test_gradients_of_g5b() -> None:
 
 
 def test_pair_of_g14() -> None:
-    """There the two terms are added, here they are a mean."""
+    """The golden adds the two terms, the loss is their mean."""
     assert 2 * bce(POSITIVE, NEGATIVES[:, :1]).item() == pytest.approx(0.737359, abs=1e-6)
 
 
@@ -72,7 +72,7 @@ def test_equal_scores_cost_log_2(negatives: int) -> None:
 
 
 def test_digits_survive_in_float32() -> None:
-    """Where σ(s) itself is 1 or 0 to float32."""
-    sure = bce(torch.tensor([40.0]), torch.tensor([[-40.0]])).item()
-    assert sure == pytest.approx(math.exp(-40), rel=1e-5)
+    """Although σ(s) itself is 1 or 0 in float32."""
+    loss = bce(torch.tensor([40.0]), torch.tensor([[-40.0]])).item()
+    assert loss == pytest.approx(math.exp(-40), rel=1e-5)
     assert bce(torch.tensor([-200.0]), torch.tensor([[-40.0]])).item() == pytest.approx(100, rel=1e-6)

@@ -1,4 +1,4 @@
-"""The full softmax over codes is that over vectors written out, to the gradients."""
+"""The full softmax over codes equals that over vectors written out, gradients included."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def model_of(**changed: Any) -> SequenceModel:
     return model.double()
 
 
-def learned(model: SequenceModel, objective: Objective) -> list[Tensor]:
+def loss_and_gradients(model: SequenceModel, objective: Objective) -> list[Tensor]:
     """The loss and all gradients."""
     model.zero_grad(set_to_none=True)
     examples = objective.examples(batch_of(*random_users([9, 4, 1, 12], n_items=30)), np.random.default_rng(0))
@@ -54,10 +54,10 @@ def test_losses_and_gradients_are_those_of_vectors(
     monkeypatch.setattr(softmax, "TILE_SCORES", tile)
     counts = np.r_[0, np.ones(trained, int), np.zeros(N_ITEMS - trained, int)]
     model, objective = model_of(**changed), Objective(objective_settings(equal_users=True), counts, only_trained=True)
-    plain = learned(model, objective)
+    plain = loss_and_gradients(model, objective)
     monkeypatch.setattr(catalogue, "LEAST_CODED", trained)
-    monkeypatch.setattr(catalogue, "full_softmax", lambda *_: pytest.fail("no vector is made"))
-    coded = learned(model, objective)
+    monkeypatch.setattr(catalogue, "full_softmax", lambda *_: pytest.fail("item vectors were computed"))
+    coded = loss_and_gradients(model, objective)
     assert len(plain) == len(coded)
     for one, other in zip(coded, plain, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
@@ -65,16 +65,16 @@ def test_losses_and_gradients_are_those_of_vectors(
 
 def test_gradient_check() -> None:
     rng = np.random.default_rng(3)
-    places = torch.from_numpy(rng.integers(0, 4, (9, 2)) + np.array([0, 4])).int()
+    indices = torch.from_numpy(rng.integers(0, 4, (9, 2)) + np.array([0, 4])).int()
     tables = torch.from_numpy(rng.normal(size=(8, 5))).requires_grad_()
     lengths = torch.from_numpy(rng.uniform(0.5, 2, 9)).requires_grad_()
     weights = torch.tensor([1.0, 2, 0, 4, 5], dtype=torch.float64)
     targets = torch.tensor([0, 8, 3, 3, 1])
     assert torch.autograd.gradcheck(
-        lambda t, n: coded_softmax(t, places, targets, weights, lengths=n) * 3, (tables, lengths)
+        lambda t, n: coded_softmax(t, indices, targets, weights, lengths=n) * 3, (tables, lengths)
     )
 
 
-def test_an_answer_beyond_all_digits_has_its_loss() -> None:
-    places, tables = torch.tensor([[0], [1]]).int(), torch.tensor([[0.0], [300.0]]).requires_grad_()
-    assert coded_softmax(tables, places, torch.tensor([0])).item() == pytest.approx(300)
+def test_an_answer_of_probability_zero_in_float32_has_its_loss() -> None:
+    indices, tables = torch.tensor([[0], [1]]).int(), torch.tensor([[0.0], [300.0]]).requires_grad_()
+    assert coded_softmax(tables, indices, torch.tensor([0])).item() == pytest.approx(300)

@@ -23,7 +23,7 @@ def case(rows: int, n_items: int, width: int, seed: int = 0) -> tuple[Tensor, Te
 
 
 def plain(hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-    """The whole logits at once, by torch."""
+    """All logits at once, by torch."""
     losses = functional.cross_entropy(hidden @ matrix.T, targets, reduction="none")
     return losses.mean() if weights is None else (losses * weights).sum() / weights.sum()
 
@@ -43,9 +43,9 @@ def test_equal_to_the_plain_form(rows: int, weighted: bool) -> None:
     weights = torch.rand(rows, dtype=torch.float64, generator=torch.Generator().manual_seed(5)) if weighted else None
     ours = [hidden.clone().requires_grad_(), matrix.clone().requires_grad_()]
     theirs = [hidden.clone().requires_grad_(), matrix.clone().requires_grad_()]
-    found, expected = full_softmax(ours[0], ours[1], targets, weights), plain(theirs[0], theirs[1], targets, weights)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-    torch.autograd.backward(found * 3)
+    result, expected = full_softmax(ours[0], ours[1], targets, weights), plain(theirs[0], theirs[1], targets, weights)
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-12)
+    torch.autograd.backward(result * 3)
     torch.autograd.backward(expected * 3)
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=1e-12)
@@ -67,7 +67,7 @@ def test_gradient_of_either_input_alone() -> None:
     assert not full_softmax(hidden, matrix, targets).requires_grad
 
 
-def test_inputs_are_left_as_they_were() -> None:
+def test_inputs_are_not_changed() -> None:
     hidden, matrix, targets = case(5, 7, 3)
     before = hidden.clone(), matrix.clone()
     torch.autograd.backward(full_softmax(hidden.requires_grad_(), matrix.requires_grad_(), targets))
@@ -78,9 +78,9 @@ def test_float32_is_as_good_as_the_plain_form(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(softmax, "TILE_SCORES", 5000)
     hidden, matrix, targets = case(300, 100, 16)
     exact = plain(hidden, matrix, targets)
-    found = full_softmax(hidden.float(), matrix.float(), targets)
-    assert found.dtype == torch.float32
-    assert found.item() == pytest.approx(exact.item(), rel=1e-5)
+    result = full_softmax(hidden.float(), matrix.float(), targets)
+    assert result.dtype == torch.float32
+    assert result.item() == pytest.approx(exact.item(), rel=1e-5)
 
 
 def test_loss_of_g23() -> None:
@@ -117,16 +117,16 @@ def test_equal_logits_cost_log_v() -> None:
 def test_extreme_logits(logits: list[float], target: int, loss: float, dtype: torch.dtype) -> None:
     matrix = torch.tensor(logits, dtype=dtype)[:, None].requires_grad_()
     hidden = torch.ones(1, 1, dtype=dtype, requires_grad=True)
-    found = full_softmax(hidden, matrix, torch.tensor([target]))
-    assert found.item() == pytest.approx(loss, rel=1e-6, abs=1e-5)
-    torch.autograd.backward(found)
+    result = full_softmax(hidden, matrix, torch.tensor([target]))
+    assert result.item() == pytest.approx(loss, rel=1e-6, abs=1e-5)
+    torch.autograd.backward(result)
     assert matrix.grad is not None and hidden.grad is not None and torch.isfinite(hidden.grad).all()
     expected = torch.tensor(logits, dtype=torch.float64).softmax(0)
     expected[target] -= 1
     torch.testing.assert_close(matrix.grad[:, 0].double(), expected, rtol=0, atol=1e-6)
 
 
-def test_what_is_not_finite_is_not_hidden() -> None:
+def test_values_that_are_not_finite_reach_the_loss() -> None:
     hidden = torch.tensor([[1.0], [math.nan]])
     assert math.isnan(full_softmax(hidden, torch.ones(3, 1), torch.tensor([0, 1])).item())
     assert not math.isfinite(full_softmax(torch.tensor([[math.inf]]), torch.ones(3, 1), torch.tensor([0])).item())
@@ -135,35 +135,35 @@ def test_what_is_not_finite_is_not_hidden() -> None:
 def test_only_the_proportion_of_weights_matters() -> None:
     hidden, matrix, targets = case(4, 6, 2)
     weights = torch.tensor([1.0, 2, 3, 4], dtype=torch.float64)
-    alike = full_softmax(hidden, matrix, targets).item()
-    assert full_softmax(hidden, matrix, targets, 7 * torch.ones_like(weights)).item() == pytest.approx(alike, abs=1e-12)
+    equal = full_softmax(hidden, matrix, targets).item()
+    assert full_softmax(hidden, matrix, targets, 7 * torch.ones_like(weights)).item() == pytest.approx(equal, abs=1e-12)
     one = full_softmax(hidden, matrix, targets, weights).item()
     assert full_softmax(hidden, matrix, targets, weights / 100).item() == pytest.approx(one, abs=1e-12)
-    assert one != pytest.approx(alike, abs=1e-3)
+    assert one != pytest.approx(equal, abs=1e-3)
 
 
-def test_a_row_without_weight_has_no_say() -> None:
+def test_a_row_of_weight_zero_has_no_effect() -> None:
     hidden, matrix, targets = case(4, 6, 2)
     weights = torch.tensor([1.0, 0, 3, 0], dtype=torch.float64)
-    found = full_softmax(hidden.requires_grad_(), matrix, targets, weights)
-    kept = torch.tensor([0, 2])
-    assert found.item() == pytest.approx(plain(hidden[kept], matrix, targets[kept], weights[kept]).item(), abs=1e-12)
-    torch.autograd.backward(found)
+    result = full_softmax(hidden.requires_grad_(), matrix, targets, weights)
+    rows = torch.tensor([0, 2])
+    assert result.item() == pytest.approx(plain(hidden[rows], matrix, targets[rows], weights[rows]).item(), abs=1e-12)
+    torch.autograd.backward(result)
     assert hidden.grad is not None and (hidden.grad[[1, 3]] == 0).all()
 
 
 class LargestTensor(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Remembers how many numbers the largest tensor made under it has."""
+    """Records the size of the largest tensor computed under it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.numbers = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if isinstance(made, Tensor):
-            self.numbers = max(self.numbers, made.numel())
-        return made
+        output = func(*args, **(kwargs or {}))
+        if isinstance(output, Tensor):
+            self.numbers = max(self.numbers, output.numel())
+        return output
 
 
 def test_the_whole_logits_are_never_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:

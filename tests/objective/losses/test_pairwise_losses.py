@@ -27,7 +27,7 @@ def test_losses_of_g13() -> None:
     assert top1(POSITIVE, NEGATIVES).item() == pytest.approx(0.928704, abs=1e-6)
 
 
-def test_with_one_negative_they_are_one_loss() -> None:
+def test_with_one_negative_the_losses_are_equal() -> None:
     positive, negatives = normal(6), normal(6, 1, seed=1)
     expected = bpr(positive, negatives).item()
     assert bpr_max(positive, negatives).item() == pytest.approx(expected, abs=1e-12)
@@ -43,9 +43,9 @@ def test_equal_scores() -> None:
     assert top1_max(positive, negatives).item() == pytest.approx(1, abs=1e-6)
 
 
-def test_the_hardest_negative_is_what_counts() -> None:
-    """A hundred beaten ones beside it leave the softened losses where they were, and drown it in the means of BPR
-    and TOP1, where each of them costs one for its size."""
+def test_the_hardest_negative_dominates() -> None:
+    """A hundred easy negatives do not change the softmax-weighted losses, but dominate the means of BPR and TOP1,
+    where each of them costs one by its regularisation."""
     positive, hard = torch.tensor([0.0]), torch.tensor([[2.0]])
     many = torch.cat((hard, torch.full((1, 100), -20.0)), 1)
     for loss in (bpr_max, top1_max):
@@ -54,7 +54,7 @@ def test_the_hardest_negative_is_what_counts() -> None:
     assert top1(positive, many).item() == pytest.approx((top1(positive, hard).item() + 100) / 101, abs=1e-4)
 
 
-def test_a_hopeless_answer_still_has_a_gradient() -> None:
+def test_an_answer_of_very_low_score_has_a_gradient() -> None:
     """-log of a sum of σ would be -log 0 where σ underflows; the logarithms are added instead."""
     positive = torch.tensor([-500.0], requires_grad=True)
     loss = bpr_max(positive, torch.tensor([[500.0, -600.0]]))

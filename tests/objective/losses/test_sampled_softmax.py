@@ -22,7 +22,7 @@ DOT = Dot()
 QUERY = torch.tensor([[0.6, 0.8]], dtype=torch.float64)
 TAU = 0.05
 ANSWER = torch.tensor([[0.0, 1.0]], dtype=torch.float64)
-DRAWN = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.8, -0.6], [-0.6, 0.8]], dtype=torch.float64)
+SAMPLES = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.8, -0.6], [-0.6, 0.8]], dtype=torch.float64)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -31,7 +31,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 def test_scores_and_loss_of_g6() -> None:
     positive, negatives = scores_of(
-        DOT, QUERY, ANSWER, DRAWN, torch.tensor([3]), torch.tensor([7, 3, 9, 5]), temperature=TAU
+        DOT, QUERY, ANSWER, SAMPLES, torch.tensor([3]), torch.tensor([7, 3, 9, 5]), temperature=TAU
     )
     assert positive.tolist() == pytest.approx([16])
     assert negatives[0, [0, 2, 3]].tolist() == pytest.approx([12, 0, 5.6], abs=1e-12)
@@ -39,14 +39,14 @@ def test_scores_and_loss_of_g6() -> None:
 
 
 def test_a_collision_has_no_probability() -> None:
-    """The effect and not the formula: the masked negative takes nothing, the loss is as if it had not been drawn."""
-    targets, kept = torch.tensor([3]), [0, 2, 3]
-    positive, negatives = scores_of(DOT, QUERY, ANSWER, DRAWN, targets, torch.tensor([7, 3, 9, 5]), temperature=TAU)
+    """The masked negative has probability zero, and the loss is as if it had not been sampled."""
+    targets, columns = torch.tensor([3]), [0, 2, 3]
+    positive, negatives = scores_of(DOT, QUERY, ANSWER, SAMPLES, targets, torch.tensor([7, 3, 9, 5]), temperature=TAU)
     assert torch.cat((positive[:, None], negatives), 1).softmax(1)[0, 2] == 0
-    without = scores_of(DOT, QUERY, ANSWER, DRAWN[kept], targets, torch.tensor([7, 9, 5]), temperature=TAU)
+    without = scores_of(DOT, QUERY, ANSWER, SAMPLES[columns], targets, torch.tensor([7, 9, 5]), temperature=TAU)
     assert sampled_softmax(positive, negatives).item() == pytest.approx(sampled_softmax(*without).item(), abs=1e-15)
-    unmasked = scores_of(DOT, QUERY, ANSWER, DRAWN, targets, torch.tensor([7, 4, 9, 5]), temperature=TAU)
-    assert sampled_softmax(*unmasked).item() == pytest.approx(0.702278, abs=1e-6), "what forgetting the mask would give"
+    unmasked = scores_of(DOT, QUERY, ANSWER, SAMPLES, targets, torch.tensor([7, 4, 9, 5]), temperature=TAU)
+    assert sampled_softmax(*unmasked).item() == pytest.approx(0.702278, abs=1e-6), "the loss without the mask"
 
 
 def test_gradients_of_g6() -> None:
@@ -60,81 +60,81 @@ def test_gradients_of_g6() -> None:
     assert negatives.grad[0, 1] == 0
 
 
-def test_a_collision_draws_no_gradient_into_its_vector() -> None:
-    """As a negative; as the answer it has its own."""
-    drawn = DRAWN.clone().requires_grad_()
-    scores = scores_of(DOT, QUERY, ANSWER, drawn, torch.tensor([3]), torch.tensor([7, 3, 9, 5]), temperature=TAU)
+def test_a_collision_has_no_gradient_in_its_vector() -> None:
+    """As a negative; as the answer it has one."""
+    samples = SAMPLES.clone().requires_grad_()
+    scores = scores_of(DOT, QUERY, ANSWER, samples, torch.tensor([3]), torch.tensor([7, 3, 9, 5]), temperature=TAU)
     torch.autograd.backward(sampled_softmax(*scores))
-    assert drawn.grad is not None
-    assert (drawn.grad[1] == 0).all() and (drawn.grad[0] != 0).all()
+    assert samples.grad is not None
+    assert (samples.grad[1] == 0).all() and (samples.grad[0] != 0).all()
 
 
 def test_corrected_loss_of_g7() -> None:
     """Scores (2, 1, .5), q = (.5, .1, .4)."""
     hidden = torch.ones(1, 1, dtype=torch.float64)
-    answers, drawn = torch.tensor([[2.0]], dtype=torch.float64), torch.tensor([[1.0], [0.5]], dtype=torch.float64)
+    answers, samples = torch.tensor([[2.0]], dtype=torch.float64), torch.tensor([[1.0], [0.5]], dtype=torch.float64)
     items = (torch.tensor([1]), torch.tensor([2, 3]))
-    raw = scores_of(DOT, hidden, answers, drawn, *items)
+    raw = scores_of(DOT, hidden, answers, samples, *items)
     assert sampled_softmax(*raw).item() == pytest.approx(0.464369, abs=1e-6)
     q = torch.tensor([0.5, 0.1, 0.4], dtype=torch.float64)
-    positive, negatives = scores_of(DOT, hidden, answers, drawn, *items, log_q=(q[:1].log(), q[1:].log()))
+    positive, negatives = scores_of(DOT, hidden, answers, samples, *items, log_q=(q[:1].log(), q[1:].log()))
     assert positive.tolist() == pytest.approx([2.693147], abs=1e-6)
     assert negatives[0].tolist() == pytest.approx([3.302585, 1.416291], abs=1e-6)
     assert sampled_softmax(positive, negatives).item() == pytest.approx(1.137291, abs=1e-6)
 
 
 def test_uniform_correction_has_no_effect() -> None:
-    hidden, answers, drawn = normal(5, 3), normal(5, 3, seed=1), normal(8, 3, seed=2)
+    hidden, answers, samples = normal(5, 3), normal(5, 3, seed=1), normal(8, 3, seed=2)
     targets, items = torch.tensor([1, 2, 3, 4, 5]), torch.arange(4, 12)
-    raw = scores_of(DOT, hidden, answers, drawn, targets, items)
+    raw = scores_of(DOT, hidden, answers, samples, targets, items)
     log_q = torch.full((13,), -math.log(50), dtype=torch.float64)
-    corrected = scores_of(DOT, hidden, answers, drawn, targets, items, log_q=(log_q[:5], log_q[5:]))
+    corrected = scores_of(DOT, hidden, answers, samples, targets, items, log_q=(log_q[:5], log_q[5:]))
     assert sampled_softmax(*corrected).item() == pytest.approx(sampled_softmax(*raw).item(), abs=1e-12)
 
 
 def test_every_item_once_is_the_full_softmax() -> None:
-    """In value and gradients: the answer among the negatives is masked, so every item counts once."""
+    """Value and gradients: the answer among the negatives is masked, so every item counts once."""
     hidden, matrix, targets = normal(6, 4), normal(9, 4, seed=1), torch.tensor([0, 8, 3, 3, 5, 1])
     ours = [hidden.clone().requires_grad_(), matrix.clone().requires_grad_()]
     theirs = [hidden.clone().requires_grad_(), matrix.clone().requires_grad_()]
     order = torch.randperm(9, generator=torch.Generator().manual_seed(3))
     scores = scores_of(DOT, ours[0], ours[1][targets], ours[1][order], targets, order)
-    found, expected = sampled_softmax(*scores), full_softmax(theirs[0], theirs[1], targets)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-    torch.autograd.backward(found)
+    result, expected = sampled_softmax(*scores), full_softmax(theirs[0], theirs[1], targets)
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-12)
+    torch.autograd.backward(result)
     torch.autograd.backward(expected)
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=1e-12)
 
 
-def test_shared_negatives_are_each_rows_own() -> None:
-    """One set for all rows gives what the same set written out for every row gives, by torch's cross-entropy."""
-    hidden, answers, drawn = normal(5, 3), normal(5, 3, seed=1), normal(4, 3, seed=2)
-    scores = scores_of(DOT, hidden, answers, drawn, torch.arange(5), torch.arange(10, 14))
-    rows = [torch.stack([h @ v for v in (a, *drawn)]) for h, a in zip(hidden, answers, strict=True)]
+def test_shared_negatives_equal_own_negatives() -> None:
+    """One set for all rows equals the same set written out for every row, by torch's cross-entropy."""
+    hidden, answers, samples = normal(5, 3), normal(5, 3, seed=1), normal(4, 3, seed=2)
+    scores = scores_of(DOT, hidden, answers, samples, torch.arange(5), torch.arange(10, 14))
+    rows = [torch.stack([h @ v for v in (a, *samples)]) for h, a in zip(hidden, answers, strict=True)]
     expected = functional.cross_entropy(torch.stack(rows), torch.zeros(5, dtype=torch.int64))
     assert sampled_softmax(*scores).item() == pytest.approx(expected.item(), abs=1e-12)
 
 
 @given(st.permutations(range(8)))
-def test_the_order_of_negatives_is_only_an_order(order: list[int]) -> None:
-    hidden, answers, drawn, log_q = normal(5, 3), normal(5, 3, seed=1), normal(8, 3, seed=2), normal(13, seed=3)
+def test_the_order_of_negatives_has_no_effect(order: list[int]) -> None:
+    hidden, answers, samples, log_q = normal(5, 3), normal(5, 3, seed=1), normal(8, 3, seed=2), normal(13, seed=3)
     targets, items = torch.tensor([1, 2, 3, 4, 5]), torch.tensor([3, 9, 3, 7, 1, 8, 8, 6])
-    there = scores_of(DOT, hidden, answers, drawn, targets, items, log_q=(log_q[:5], log_q[5:]))
+    plain = scores_of(DOT, hidden, answers, samples, targets, items, log_q=(log_q[:5], log_q[5:]))
     shuffled_q = (log_q[:5], log_q[5:][order])
-    back = scores_of(DOT, hidden, answers, drawn[order], targets, items[order], log_q=shuffled_q)
-    assert sampled_softmax(*back).item() == pytest.approx(sampled_softmax(*there).item(), abs=1e-12)
+    shuffled = scores_of(DOT, hidden, answers, samples[order], targets, items[order], log_q=shuffled_q)
+    assert sampled_softmax(*shuffled).item() == pytest.approx(sampled_softmax(*plain).item(), abs=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_where_every_negative_collides_the_loss_is_nothing(dtype: torch.dtype) -> None:
+def test_where_every_negative_collides_the_loss_is_zero(dtype: torch.dtype) -> None:
     hidden, answers = normal(1, 3).to(dtype).requires_grad_(), normal(1, 3, seed=1).to(dtype).requires_grad_()
-    drawn = answers.detach().expand(4, 3).clone().requires_grad_()
-    scores = scores_of(DOT, hidden, answers, drawn, torch.tensor([5]), torch.tensor([5, 5, 5, 5]))
+    samples = answers.detach().expand(4, 3).clone().requires_grad_()
+    scores = scores_of(DOT, hidden, answers, samples, torch.tensor([5]), torch.tensor([5, 5, 5, 5]))
     loss = sampled_softmax(*scores)
     assert loss.item() == 0
     torch.autograd.backward(loss)
-    for part in (hidden, answers, drawn):
+    for part in (hidden, answers, samples):
         assert part.grad is not None and (part.grad == 0).all()
 
 
@@ -149,9 +149,9 @@ def test_equal_logits_cost_the_log_of_their_number() -> None:
 )
 def test_extreme_scores(positive: float, negative: float, loss: float, dtype: torch.dtype) -> None:
     scores = torch.tensor([positive], dtype=dtype), torch.tensor([[negative]], dtype=dtype)
-    found = sampled_softmax(scores[0].requires_grad_(), scores[1].requires_grad_())
-    assert found.item() == pytest.approx(loss, rel=1e-6, abs=1e-5)
-    torch.autograd.backward(found)
+    result = sampled_softmax(scores[0].requires_grad_(), scores[1].requires_grad_())
+    assert result.item() == pytest.approx(loss, rel=1e-6, abs=1e-5)
+    torch.autograd.backward(result)
     assert scores[0].grad is not None and scores[1].grad is not None
     assert scores[0].grad.item() == pytest.approx(math.exp(-min(loss, 700)) - 1, abs=1e-5)
     assert scores[1].grad.item() == pytest.approx(1 - math.exp(-min(loss, 700)), abs=1e-5)
@@ -166,34 +166,34 @@ def test_extreme_scores(positive: float, negative: float, loss: float, dtype: to
 def test_shared_softmax_is_the_sampled_one_of_all_scores(
     monkeypatch: pytest.MonkeyPatch, tile: int, corrected: bool, grouped: bool
 ) -> None:
-    """In value and in every gradient, that of the weights among them."""
+    """The value and every gradient, that of the weights included."""
     monkeypatch.setattr(softmax, "TILE_SCORES", tile)
     monkeypatch.setattr(softmax, "LEAST_TILE", 7)
-    chance = torch.Generator().manual_seed(3)
-    targets, items = torch.randint(0, 12, (50,), generator=chance), torch.randint(0, 12, (9,), generator=chance)
+    rng = torch.Generator().manual_seed(3)
+    targets, items = torch.randint(0, 12, (50,), generator=rng), torch.randint(0, 12, (9,), generator=rng)
     groups = torch.arange(50) // 3 if grouped else None
-    log_q = (torch.rand(50, generator=chance).double(), torch.rand(9, generator=chance).double()) if corrected else None
-    parts = [torch.randn(count, 5, generator=chance).double() for count in (50, 50, 9)]
-    worth = torch.rand(50, generator=chance).double()
+    log_q = (torch.rand(50, generator=rng).double(), torch.rand(9, generator=rng).double()) if corrected else None
+    parts = [torch.randn(count, 5, generator=rng).double() for count in (50, 50, 9)]
+    weights = torch.rand(50, generator=rng).double()
 
-    def of(loss: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> list[Tensor]:
-        leaves = [part.clone().requires_grad_() for part in (*parts, worth)]
+    def with_gradients(loss: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> list[Tensor]:
+        leaves = [part.clone().requires_grad_() for part in (*parts, weights)]
         value = loss(*leaves)
         return [value.detach(), *torch.autograd.grad(value, leaves)]
 
     collisions = shared_collisions(targets, items, of_targets(groups, targets))
     assert len(collisions.pairs(slice(0, 50))[0]) > 20
-    found = of(lambda q, a, d, w: shared_softmax(q, a, d, collisions, w, log_q=log_q))
-    expected = of(
+    result = with_gradients(lambda q, a, d, w: shared_softmax(q, a, d, collisions, w, log_q=log_q))
+    expected = with_gradients(
         lambda q, a, d, w: sampled_softmax(*scores_of(DOT, q, a, d, targets, items, log_q=log_q, groups=groups), w)
     )
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(result, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
-def test_shared_softmax_of_answers_beyond_the_digits_of_a_chance() -> None:
-    """A chance of e^-300 is 0 in float32; what was lost is 300 all the same."""
-    questions, answers = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[-300.0, 0.0], [0.0, 2.0]])
-    nothing = shared_collisions(torch.tensor([1, 2]), torch.tensor([3]), None)
-    found = shared_softmax(questions, answers, torch.zeros(1, 2), nothing)
-    assert found.item() == pytest.approx((300 + math.log1p(math.exp(-2))) / 2, abs=1e-4)
+def test_shared_softmax_of_answers_whose_probability_underflows() -> None:
+    """A probability of e^-300 is 0 in float32; the loss is 300 all the same."""
+    queries, answers = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[-300.0, 0.0], [0.0, 2.0]])
+    collisions = shared_collisions(torch.tensor([1, 2]), torch.tensor([3]), None)
+    result = shared_softmax(queries, answers, torch.zeros(1, 2), collisions)
+    assert result.item() == pytest.approx((300 + math.log1p(math.exp(-2))) / 2, abs=1e-4)

@@ -36,8 +36,8 @@ every_sampled_loss = pytest.mark.parametrize(
 shared_or_own = pytest.mark.parametrize("shared", [True, False], ids=["shared", "own"])
 
 
-def settings_of(**chosen: Any) -> ObjectiveSettings:
-    return objective_settings(**{"task": "dense-all-action", **chosen})
+def settings_of(**changed: Any) -> ObjectiveSettings:
+    return objective_settings(**{"task": "dense-all-action", **changed})
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -48,7 +48,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 VECTORS = [[0.7, 0.1], [-0.4, 0.3], [1.1, -0.2], [0.2, 0.9], [0.5, -0.5], [-0.3, -0.6], [0.4, 0.4], [0.9, -0.1]]
 STATES = torch.tensor([[1.3, 0.2], [-0.6, 0.5], [0.3, -0.8]], dtype=torch.float64)
-# The first user's positives are 1, 2, 3 and 4, the second's 3 and 5; the first is asked twice.
+# The first user's positives are 1, 2, 3 and 4, the second's 3 and 5; the first has two queries.
 TWO_USERS = Examples(
     inputs=Batch(items=np.array([1, 2, 3]), times=np.arange(3), lengths=np.array([2, 1])),
     targets=np.array([3, 4, 5]),
@@ -57,74 +57,74 @@ TWO_USERS = Examples(
 )
 
 
-def cost(settings: ObjectiveSettings, examples: Examples, states: Tensor, draws: list[int]) -> float:
+def cost(settings: ObjectiveSettings, examples: Examples, states: Tensor, samples: list[int]) -> float:
     objective = Objective(settings, COUNTS, length=5)
     assert isinstance(settings.sampler, SamplerSettings)
     times = 1 if settings.sampler.shared else len(examples.targets)
-    objective.sampler = Fixed(draws, [0.0] * (N_ITEMS + 1), times=times)
+    objective.sampler = Fixed(samples, [0.0] * (N_ITEMS + 1), times=times)
     return objective.loss(model_of(VECTORS), states, examples, torch.Generator()).item()
 
 
 @every_sampled_loss
 @shared_or_own
-def test_own_positives_asked_for_or_not_are_never_negatives(loss: str, shared: bool) -> None:
-    """All of 1 to 5 are drawn, and each question costs what its draws without its user's positives cost."""
+def test_own_positives_are_never_negatives_whether_targets_or_not(loss: str, shared: bool) -> None:
+    """All of 1 to 5 are sampled, and each query has the loss of its samples without its user's positives."""
     keys: dict[str, Any] = {"loss": loss, "sampler": "uniform", "sampler__shared": shared}
-    found = cost(settings_of(**keys, sampler__negatives=7), TWO_USERS, STATES, [1, 2, 3, 4, 5, 6, 7])
+    actual = cost(settings_of(**keys, sampler__negatives=7), TWO_USERS, STATES, [1, 2, 3, 4, 5, 6, 7])
 
-    def alone(question: int, draws: list[int]) -> float:
-        negatives = len(draws)
+    def alone(query: int, samples: list[int]) -> float:
+        negatives = len(samples)
         inputs = Batch(items=np.array([1]), times=np.array([0]), lengths=np.array([1]))
-        examples = Examples(inputs=inputs, targets=TWO_USERS.targets[[question]])
-        if loss == "gbce":  # its calibration depends on how many are drawn
-            draws, negatives = draws + [int(examples.targets[0])] * (7 - len(draws)), 7
+        examples = Examples(inputs=inputs, targets=TWO_USERS.targets[[query]])
+        if loss == "gbce":  # its calibration depends on the number of negatives
+            samples, negatives = samples + [int(examples.targets[0])] * (7 - len(samples)), 7
         plain = settings_of(**keys, task="next-item", sampler__negatives=negatives)
-        return cost(plain, examples, STATES[[question]], draws)
+        return cost(plain, examples, STATES[[query]], samples)
 
     expected = (alone(0, [5, 6, 7]) + alone(1, [5, 6, 7]) + alone(2, [1, 2, 4, 6, 7])) / 3
-    assert found == pytest.approx(expected, abs=1e-9)
+    assert actual == pytest.approx(expected, abs=1e-9)
 
 
-def test_the_whole_softmax_looks_at_every_item() -> None:
-    """It learns how likely each item is, the user's other positives among them: nothing is drawn, nothing left out."""
-    found = Objective(settings_of(), COUNTS, length=5).loss(model_of(VECTORS), STATES, TWO_USERS, torch.Generator())
+def test_the_full_softmax_is_over_every_item() -> None:
+    """Also over the user's other positives: nothing is sampled, nothing masked."""
+    actual = Objective(settings_of(), COUNTS, length=5).loss(model_of(VECTORS), STATES, TWO_USERS, torch.Generator())
     logits = STATES @ torch.tensor(VECTORS, dtype=torch.float64).T
     expected = torch.nn.functional.cross_entropy(logits, torch.tensor([2, 3, 4]))
-    assert found.item() == pytest.approx(expected.item(), abs=1e-12)
+    assert actual.item() == pytest.approx(expected.item(), abs=1e-12)
 
 
 def by_user(rows: int, users: int, positives: int, seed: int = 3) -> tuple[Tensor, Groups]:
-    """Targets, and users with what each of them has; targets are among it."""
-    chance = torch.Generator().manual_seed(seed)
-    groups = torch.randint(users, (rows,), generator=chance).sort().values
-    items = torch.randint(1, 40, (users, positives), generator=chance)
-    targets = items[groups, torch.randint(positives, (rows,), generator=chance)]
+    """Targets, and the positives of each user, the targets among them."""
+    generator = torch.Generator().manual_seed(seed)
+    groups = torch.randint(users, (rows,), generator=generator).sort().values
+    items = torch.randint(1, 40, (users, positives), generator=generator)
+    targets = items[groups, torch.randint(positives, (rows,), generator=generator)]
     return targets, Groups(groups, torch.arange(users).repeat_interleave(positives), items.flatten())
 
 
 @pytest.mark.parametrize("tile", [1, 1 << 20], ids=["least tiles", "one tile"])
 def test_shared_softmax_is_the_sampled_one_of_all_scores_by_user(monkeypatch: pytest.MonkeyPatch, tile: int) -> None:
-    """In value and gradients; and the same negatives written out for each row."""
+    """Value and gradients; and the same negatives written out for each row."""
     monkeypatch.setattr(softmax, "TILE_SCORES", tile)
     monkeypatch.setattr(softmax, "LEAST_TILE", 7)
     (targets, groups), items = by_user(50, 6, 8), torch.arange(1, 31)
     parts = [normal(count, 5, seed=count) for count in (50, 51, 30)]
-    found = []
+    results = []
     for form in range(3):
-        questions, answers, drawn = (
+        queries, answers, samples = (
             part[: 50 if part.shape[0] > 30 else 30].clone().requires_grad_() for part in parts
         )
         if form == 0:
             collisions = shared_collisions(targets, items, groups)
-            loss = shared_softmax(questions, answers, drawn, collisions)
+            loss = shared_softmax(queries, answers, samples, collisions)
         else:
-            wanted, vectors = (items, drawn) if form == 1 else (items.expand(50, 30), drawn.expand(50, 30, 5))
+            numbers, vectors = (items, samples) if form == 1 else (items.expand(50, 30), samples.expand(50, 30, 5))
             similarity = model_of(VECTORS).similarity
-            sampled = SampledQueries(similarity, questions, answers, vectors, targets, wanted, groups=groups)
+            sampled = SampledQueries(similarity, queries, answers, vectors, targets, numbers, groups=groups)
             loss = sampled_softmax(*sampled.scores())
-        found.append([loss.detach(), *torch.autograd.grad(loss, (questions, answers, drawn))])
-    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-12)
-    torch.testing.assert_close(found[0], found[2], rtol=0, atol=1e-12)
+        results.append([loss.detach(), *torch.autograd.grad(loss, (queries, answers, samples))])
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=1e-12)
+    torch.testing.assert_close(results[0], results[2], rtol=0, atol=1e-12)
 
 
 def test_gradient_check_with_a_users_own_positives() -> None:
@@ -137,14 +137,14 @@ def test_gradient_check_with_a_users_own_positives() -> None:
     )
 
 
-def test_what_users_share_is_not_written_out_for_all_their_questions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """2,000 questions of two users, who have 30 of 39 drawn items each: the pairs exist a tile at a time."""
+def test_collisions_of_a_user_are_not_written_out_for_all_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2,000 queries of two users, who have 30 of 39 sampled items each: the pairs exist a tile at a time."""
     monkeypatch.setattr(softmax, "TILE_SCORES", 1)
     (targets, groups), items = by_user(2000, 2, 60), torch.arange(1, 40)
-    with LargestMade() as made:
+    with LargestMade() as largest:
         collisions = shared_collisions(targets, items, groups)
         shared_softmax(normal(2000, 2), normal(2000, 2, seed=1), normal(39, 2, seed=2), collisions)
-    assert made.numbers < 64 * 39
+    assert largest.numbers < 64 * 39
     assert len(collisions.columns) < 2 * 39
 
 
@@ -156,14 +156,14 @@ def test_what_users_share_is_not_written_out_for_all_their_questions(monkeypatch
     "loss", [{}, {"loss": "bce", "sampler": "uniform", "sampler__negatives": 3}, MIXED], ids=["softmax", "bce", "mixed"]
 )
 def test_every_user_weighs_the_same(task: str, loss: dict[str, Any]) -> None:
-    """The mean of what each user's questions cost, as if the other's had no weight."""
+    """The mean of the losses of each user's queries, with weight zero for the other's."""
     shape = model_settings(kind="sasrec", width=4, depth=1, length=9, dropout=0.0)
     model = build_model(shape, 20, generator=torch.Generator().manual_seed(0)).double()
     batch = Batch(items=np.arange(1, 10), times=np.arange(9), lengths=np.array([6, 3]))
     plain, equal = (settings_of(task=task, equal_users=equal, **loss) for equal in (False, True))
     counts = np.ones(21, dtype=np.int64)
     examples = Objective(plain, counts, length=9).examples(batch, np.random.default_rng(1))
-    assert len(set(np.bincount(examples.users))) == 2, "one is asked more often"
+    assert len(set(np.bincount(examples.users))) == 2, "one user has more queries"
     hidden = model.encode(tensors(examples.inputs))
 
     def cost_of(settings: ObjectiveSettings, weights: np.ndarray | None) -> float:
@@ -179,8 +179,8 @@ def test_every_user_weighs_the_same(task: str, loss: dict[str, Any]) -> None:
 # --- negatives that are answers -----------------------------------------------------------------------------------
 
 
-def test_answers_and_nothing_else_are_counted_and_drawn() -> None:
-    """Inputs, which in-batch samplers take too, are none."""
+def test_only_answers_are_counted_and_sampled() -> None:
+    """Inputs, which in-batch samplers use too, are not counted."""
     settings = settings_of(loss="sampled-softmax", sampler="targets", sampler__negatives=50)
     objective, model = Objective(settings, COUNTS, length=5), model_of(VECTORS)
     sampler = objective.sampler
@@ -194,19 +194,19 @@ def test_answers_and_nothing_else_are_counted_and_drawn() -> None:
 
 def test_mixed_negatives_by_hand() -> None:
     """One state, G7's correction with q of the mixture: the answer 3 was every answer so far, so q is .5 + .5 / 8 for
-    it and .5 / 8 for any other; drawn are items that are no positives of the user."""
+    it and .5 / 8 for any other; negatives are sampled items that are no positives of the user."""
     settings = settings_of(loss="sampled-softmax", sampler="targets+uniform", sampler__negatives=40)
     objective, model = Objective(settings, COUNTS, length=5), model_of(VECTORS)
     inputs = Batch(items=np.array([1]), times=np.array([0]), lengths=np.array([1]))
     examples = Examples(inputs, np.array([3]), np.array([0]), None, (np.array([0, 0]), np.array([3, 4])))
-    found = objective.loss(model, STATES[:1], examples, torch.Generator().manual_seed(4)).item()
+    actual = objective.loss(model, STATES[:1], examples, torch.Generator().manual_seed(4)).item()
     assert objective.sampler is not None
-    drawn = objective.sampler.sample(40, torch.Generator().manual_seed(4), torch.tensor([3])).tolist()
-    assert {3, 4} < set(drawn)
+    samples = objective.sampler.sample(40, torch.Generator().manual_seed(4), torch.tensor([3])).tolist()
+    assert {3, 4} < set(samples)
     scores = (STATES[:1] @ torch.tensor(VECTORS, dtype=torch.float64).T)[0].tolist()
     answer = scores[2] - math.log(0.5 + 0.5 / 8)
-    others = [scores[item - 1] - math.log(0.5 / 8) for item in drawn if item not in (3, 4)]
-    assert found == pytest.approx(math.log(sum(map(math.exp, [answer, *others]))) - answer, abs=1e-6)
+    others = [scores[item - 1] - math.log(0.5 / 8) for item in samples if item not in (3, 4)]
+    assert actual == pytest.approx(math.log(sum(map(math.exp, [answer, *others]))) - answer, abs=1e-6)
 
 
 def test_other_samplers_count_nothing() -> None:
@@ -240,7 +240,7 @@ def test_other_samplers_count_nothing() -> None:
         (["objective.task=all-action", "objective.task.positive=[{}]"], ["objective.task.positive", "neither"]),
     ],
 )
-def test_what_does_not_fit_is_refused_with_what_to_change(overrides: list[str], words: list[str]) -> None:
-    with pytest.raises(SettingsError) as caught:
+def test_incompatible_settings_are_refused_with_what_to_change(overrides: list[str], words: list[str]) -> None:
+    with pytest.raises(SettingsError) as error:
         make_settings({}, overrides)
-    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert all(word in str(error.value) for word in words), str(error.value)

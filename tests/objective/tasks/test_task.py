@@ -33,7 +33,7 @@ def test_the_toy_user() -> None:
 
 
 @given(some_users)
-def test_inputs_and_answers_are_each_user_without_its_last_and_without_its_first(histories: list[list[int]]) -> None:
+def test_inputs_omit_each_users_last_event_and_targets_the_first(histories: list[list[int]]) -> None:
     batch = batch_of(histories)
     examples = NextItem()(batch, RNG)
     inputs, lengths = examples.inputs, [len(history) - 1 for history in histories]
@@ -49,7 +49,7 @@ def test_no_pair_crosses_users_and_all_of_an_event_stays_together(histories: lis
     examples = NextItem()(batch, RNG)
     inputs = examples.inputs
     assert inputs.kinds is not None and inputs.values is not None and inputs.query_times is not None
-    rows = inputs.values.astype(np.int64)  # where each input stood in the batch
+    rows = inputs.values.astype(np.int64)  # the row of each input in the batch
     owner = np.repeat(np.arange(len(histories)), batch.lengths)
     assert (owner[rows] == owner[rows + 1]).all()
     assert (batch.items[rows] == inputs.items).all() and (batch.items[rows + 1] == examples.targets).all()
@@ -58,14 +58,14 @@ def test_no_pair_crosses_users_and_all_of_an_event_stays_together(histories: lis
 
 
 @given(some_users)
-def test_the_batch_itself_is_left_as_it_was(histories: list[list[int]]) -> None:
+def test_the_batch_is_not_changed(histories: list[list[int]]) -> None:
     batch = batch_of(histories)
     NextItem()(batch, RNG)
     assert batch.items.tolist() == [item for history in histories for item in history]
     assert batch.lengths.tolist() == [len(history) for history in histories]
 
 
-def test_nothing_is_drawn() -> None:
+def test_the_generator_is_not_used() -> None:
     rng = np.random.default_rng(1)
     NextItem()(batch_of([[1, 2, 3]]), rng)
     assert rng.random() == np.random.default_rng(1).random()

@@ -1,4 +1,4 @@
-"""Tasks that look days ahead: what may be asked of whom, as laws over random logs, and by hand."""
+"""Tasks that look days ahead: their queries and targets, as laws over random logs and by hand."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ def batch_at(*days: Sequence[float], kinds: list[int] | None = None, values: lis
     )
 
 
-Posed = tuple[Task, TaskFacts]
+TaskCase = tuple[Task, TaskFacts]
 
 
-def dense(*, length: int = 99, positive: PositiveEvents = ALL_EVENTS, **more: Any) -> Posed:
+def dense(*, length: int = 99, positive: PositiveEvents = ALL_EVENTS, **more: Any) -> TaskCase:
     return DenseAllAction(**more), TaskFacts(positive=positive, length=length)
 
 
-def all_action(*, length: int = 99, **more: Any) -> Posed:
+def all_action(*, length: int = 99, **more: Any) -> TaskCase:
     return AllAction(**more), TaskFacts(length=length)
 
 
-NEXT: Posed = NextAction(), TaskFacts()
+NEXT: TaskCase = NextAction(), TaskFacts()
 
 
-def drawn(posed: Posed, batch: Batch, seed: int = 0) -> Examples:
-    task, facts = posed
+def examples_of(case: TaskCase, batch: Batch, seed: int = 0) -> Examples:
+    task, facts = case
     return task(batch, np.random.default_rng(seed), facts)
 
 
@@ -66,28 +66,28 @@ def test_candidates_of_g26(days: int, expected: list[list[int]]) -> None:
     """Events on the days 0, 1, 5, 20 and 40; the same of a second user in the batch."""
     batch = batch_at([0, 1, 5, 20, 40], [0, 1, 5, 20, 40])
     ahead = positives_ahead(batch, np.ones(10, dtype=bool), days * DAY)
-    found = [ahead.positives[first:last].tolist() for first, last in zip(ahead.first, ahead.last, strict=True)]
-    assert found == expected + [[place + 5 for place in places] for places in expected]
+    candidates = [ahead.positives[first:last].tolist() for first, last in zip(ahead.first, ahead.last, strict=True)]
+    assert candidates == expected + [[position + 5 for position in positions] for positions in expected]
 
 
-def test_a_window_ends_with_its_last_second_and_never_holds_the_questions_own() -> None:
+def test_a_window_includes_its_last_second_and_excludes_the_querys_own() -> None:
     batch = Batch(items=np.arange(1, 6), times=np.array([0, 0, DAY, DAY + 1, DAY + 1]), lengths=np.array([5]))
     ahead = positives_ahead(batch, np.ones(5, dtype=bool), DAY)
-    found = [ahead.positives[first:last].tolist() for first, last in zip(ahead.first, ahead.last, strict=True)]
-    assert found == [[2], [2], [3, 4], [], []]
+    candidates = [ahead.positives[first:last].tolist() for first, last in zip(ahead.first, ahead.last, strict=True)]
+    assert candidates == [[2], [2], [3, 4], [], []]
 
 
-def test_five_events_in_a_month_teach_four_times() -> None:
-    examples = drawn(dense(), batch_at([0, 1, 2, 3, 4]))
+def test_five_events_in_a_month_have_four_queries() -> None:
+    examples = examples_of(dense(), batch_at([0, 1, 2, 3, 4]))
     assert examples.inputs.items.tolist() == [1, 2, 3, 4] and examples.inputs.lengths.tolist() == [4]
     assert examples.positions is not None and examples.positions.tolist() == [0, 1, 2, 3]
     assert examples.inputs.query_times is not None and examples.inputs.query_times.tolist() == [4 * DAY]
 
 
-def test_who_cannot_be_asked_is_no_input() -> None:
-    """The second user's events are years apart, the third's come at one moment; the fourth ends with such a one."""
+def test_events_after_the_last_query_are_no_inputs() -> None:
+    """The second user's events are years apart, the third's have equal times; the fourth's last are years apart."""
     batch = batch_at([0, 1], [0, 999], [5, 5, 5], [0, 0, 1, 999, 1999])
-    examples = drawn(dense(), batch)
+    examples = examples_of(dense(), batch)
     assert examples.inputs.lengths.tolist() == [1, 2]
     assert examples.inputs.items.tolist() == [1, 8, 9] and examples.targets.tolist() == [2, 10, 10]
     assert examples.positions is not None and examples.positions.tolist() == [0, 1, 2]
@@ -95,50 +95,50 @@ def test_who_cannot_be_asked_is_no_input() -> None:
     assert examples.own[0].tolist() == [0, 0, 1, 1, 1, 1, 1] and examples.own[1].tolist() == [1, 2, 8, 9, 10, 11, 12]
 
 
-def test_nobody_can_be_asked() -> None:
+def test_users_without_queries() -> None:
     for task in (dense(), all_action(), NEXT):
-        examples = drawn(task, batch_at([3, 3], [4, 4, 4]))
+        examples = examples_of(task, batch_at([3, 3], [4, 4, 4]))
         assert len(examples.targets) == len(examples.inputs.items) == len(examples.inputs.lengths) == 0
 
 
-def test_events_beyond_the_models_length_are_only_asked_for() -> None:
-    examples = drawn(dense(length=3, labels=2), batch_at([0, 1, 2, 3, 4]))
+def test_events_beyond_the_models_length_are_only_targets() -> None:
+    examples = examples_of(dense(length=3, labels=2), batch_at([0, 1, 2, 3, 4]))
     assert examples.inputs.items.tolist() == [1, 2, 3] and len(examples.targets) == 3
     assert DenseAllAction(labels=2).extra == 2 == AllAction(labels=2).extra
 
 
-def test_every_candidate_is_drawn_with_equal_chance_and_anew() -> None:
+def test_targets_are_uniform_over_candidates_and_sampled_anew() -> None:
     users = 3000
-    examples = drawn(dense(), batch_at(*[[0, 1, 2, 3, 4, 5]] * users))
+    examples = examples_of(dense(), batch_at(*[[0, 1, 2, 3, 4, 5]] * users))
     answers = (examples.targets - 1) % 6
-    for place in range(5):
-        found = np.bincount(answers[place::5], minlength=6)[place + 1 :]
-        if place < 4:
-            assert chi_square(found, np.full(5 - place, users / (5 - place))) < most_chi_square(5 - place)
-        assert found.sum() == users
-    again = drawn(dense(), batch_at(*[[0, 1, 2, 3, 4, 5]] * users), seed=1)
-    assert (again.targets != examples.targets).mean() > 0.3
+    for position in range(5):
+        counts = np.bincount(answers[position::5], minlength=6)[position + 1 :]
+        if position < 4:
+            assert chi_square(counts, np.full(5 - position, users / (5 - position))) < most_chi_square(5 - position)
+        assert counts.sum() == users
+    other = examples_of(dense(), batch_at(*[[0, 1, 2, 3, 4, 5]] * users), seed=1)
+    assert (other.targets != examples.targets).mean() > 0.3
 
 
-def test_all_action_ends_its_inputs_anywhere_that_can_be_asked() -> None:
-    """The last of six events comes years after the others, so that only the first four can be asked; with three labels
-    the inputs end after the third or the fourth."""
+def test_all_action_ends_its_inputs_at_any_possible_query() -> None:
+    """The last of six events comes years after the others, so that only the first four can be queries; with three
+    labels the inputs end after the third or the fourth."""
     users = 3000
-    examples = drawn(all_action(labels=3), batch_at(*[[0, 1, 2, 3, 4, 999]] * users))
-    found = np.bincount(examples.inputs.lengths, minlength=7)
-    assert found[[0, 1, 2, 5, 6]].sum() == 0
-    assert chi_square(found[3:5], np.full(2, users / 2)) < most_chi_square(2)
+    examples = examples_of(all_action(labels=3), batch_at(*[[0, 1, 2, 3, 4, 999]] * users))
+    counts = np.bincount(examples.inputs.lengths, minlength=7)
+    assert counts[[0, 1, 2, 5, 6]].sum() == 0
+    assert chi_square(counts[3:5], np.full(2, users / 2)) < most_chi_square(2)
 
 
-def test_all_action_asks_the_newest_state_for_everything_in_sight() -> None:
-    examples = drawn(all_action(length=2, labels=9), batch_at([0, 1, 2, 2.5, 30, 40], [0, 99, 100]))
+def test_targets_of_all_action_are_all_candidates_of_the_newest_state() -> None:
+    examples = examples_of(all_action(length=2, labels=9), batch_at([0, 1, 2, 2.5, 30, 40], [0, 99, 100]))
     assert examples.inputs.lengths.tolist() in ([1, 2], [2, 2])
     states = users_of(examples.targets, np.bincount(examples.users))
     assert states == ([[2, 3, 4], [9]] if examples.inputs.lengths[0] == 1 else [[3, 4], [9]])
 
 
-def test_all_action_asks_for_the_next_of_too_many() -> None:
-    examples = drawn(all_action(length=1, labels=2), batch_at([0, 1, 2, 3, 4]))
+def test_all_action_takes_the_earliest_of_too_many_candidates() -> None:
+    examples = examples_of(all_action(length=1, labels=2), batch_at([0, 1, 2, 3, 4]))
     assert examples.targets.tolist() == [2, 3]
 
 
@@ -158,20 +158,20 @@ def same(one: Examples, other: Examples) -> bool:
 
 
 @given(apart)
-def test_looking_as_far_as_the_next_event_is_the_ordinary_next_item(gaps: list[list[int]]) -> None:
-    """29.8: events one to three days apart, of which the window of a question holds exactly one."""
+def test_a_window_of_one_event_is_the_next_item_task(gaps: list[list[int]]) -> None:
+    """29.8: events one to three days apart, of which the window of a query has exactly one."""
     batch = batch_at(*[np.cumsum(user).tolist() for user in gaps])
-    assert same(drawn(NEXT, batch), NextItem()(batch, np.random.default_rng(0)))
-    even = batch_at(*[[float(place) for place in range(len(user))] for user in gaps])
+    assert same(examples_of(NEXT, batch), NextItem()(batch, np.random.default_rng(0)))
+    even = batch_at(*[[float(position) for position in range(len(user))] for user in gaps])
     one_day = dense(days=1.0, labels=1, length=int(even.lengths.max()) - 1)
-    assert same(drawn(one_day, even), NextItem()(even, np.random.default_rng(0)))
+    assert same(examples_of(one_day, even), NextItem()(even, np.random.default_rng(0)))
 
 
 @given(apart)
-def test_all_action_is_the_dense_one_of_the_newest_state_alone(gaps: list[list[int]]) -> None:
-    """Of any window, however wide: what all-action asks at once the dense one may draw there."""
+def test_all_action_is_dense_all_action_of_the_newest_state_alone(gaps: list[list[int]]) -> None:
+    """For any window: the targets of all-action are the candidates of dense all-action there."""
     batch = batch_at(*[np.cumsum(user).tolist() for user in gaps])
-    whole = drawn(all_action(days=9999.0), batch)
+    whole = examples_of(all_action(days=9999.0), batch)
     ahead = positives_ahead(batch, np.ones(len(batch.items), dtype=bool), 9999 * DAY)
     newest = np.cumsum(batch.lengths) - batch.lengths + whole.inputs.lengths - 1
     expected = [batch.items[ahead.positives[ahead.first[at] : ahead.last[at]]].tolist() for at in newest]
@@ -185,7 +185,7 @@ def test_all_action_is_the_dense_one_of_the_newest_state_alone(gaps: list[list[i
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Law:
-    """A log whose items are its rows, so that every event can be told, and the way it is cut."""
+    """A log whose items are its rows, so that every event can be identified, and how it is cut."""
 
     log: Sequences
     ends: np.ndarray
@@ -195,8 +195,8 @@ class Law:
     seconds: int
     entries: tuple[Positive, ...]
 
-    def may_be_asked(self, row: int) -> bool:
-        """By the words, one event at a time."""
+    def is_positive(self, row: int) -> bool:
+        """By the definition, one event at a time."""
         assert self.log.kinds is not None and self.log.values is not None
         name, value = KINDS[self.log.kinds[row]], float(self.log.values[row])
         return not self.entries or any(
@@ -242,69 +242,69 @@ def laws(draw: st.DrawFn) -> Law:
     )
 
 
-def shown(law: Law, task: Posed) -> tuple[Batch, Examples]:
+def batch_and_examples(law: Law, task: TaskCase) -> tuple[Batch, Examples]:
     """All windows in one batch."""
     windows = training_windows(law.log, law.ends, length=law.length + task[0].extra, stride=law.stride)
     batch = gather(law.log, windows.starts, windows.ends)
-    return batch, drawn(task, batch)
+    return batch, examples_of(task, batch)
 
 
-def task_of(law: Law, name: str) -> Posed:
+def task_of(law: Law, name: str) -> TaskCase:
     facts = TaskFacts(positive=PositiveEvents(law.entries, KINDS), length=law.length)
     if name == "next-action":
         return NextAction(), facts
-    chosen = DenseAllAction if name == "dense-all-action" else AllAction
-    return chosen(days=law.seconds / DAY, labels=law.labels), facts
+    task_class = DenseAllAction if name == "dense-all-action" else AllAction
+    return task_class(days=law.seconds / DAY, labels=law.labels), facts
 
 
 @pytest.mark.parametrize("name", ["dense-all-action", "all-action", "next-action"])
 @settings(max_examples=50, deadline=None)
 @given(law=laws())
 def test_labels_are_later_positive_events_of_the_user_before_the_cut(name: str, law: Law) -> None:
-    _, examples = shown(law, task_of(law, name))
+    _, examples = batch_and_examples(law, task_of(law, name))
     assert examples.positions is not None and len(examples.positions) == len(examples.targets)
     user = np.repeat(np.arange(law.log.n_users), np.diff(law.log.offsets))
-    questions, answers = examples.inputs.items[examples.positions] - 1, examples.targets - 1
-    assert (user[questions] == user[answers]).all()
-    assert (law.log.times[answers] > law.log.times[questions]).all()
+    queries, answers = examples.inputs.items[examples.positions] - 1, examples.targets - 1
+    assert (user[queries] == user[answers]).all()
+    assert (law.log.times[answers] > law.log.times[queries]).all()
     assert (answers < law.ends[user[answers]]).all(), "nothing after the cut"
-    assert all(law.may_be_asked(row) for row in answers)
+    assert all(law.is_positive(row) for row in answers)
     if name != "next-action":
-        assert (law.log.times[answers] <= law.log.times[questions] + law.seconds * 1_000_000).all()
+        assert (law.log.times[answers] <= law.log.times[queries] + law.seconds * 1_000_000).all()
 
 
 @pytest.mark.parametrize("name", ["dense-all-action", "all-action", "next-action"])
 @settings(max_examples=50, deadline=None)
 @given(law=laws())
-def test_inputs_are_the_oldest_of_a_window_and_all_that_can_be_asked_are(name: str, law: Law) -> None:
+def test_inputs_are_the_oldest_of_a_window_and_every_possible_query_is_one(name: str, law: Law) -> None:
     task = task_of(law, name)
-    batch, examples = shown(law, task)
+    batch, examples = batch_and_examples(law, task)
     seconds = law.seconds if name != "next-action" else 10**9
-    expected, questions, own = [], [], []
+    expected, queries, own = [], [], []
     for rows in (np.array(user) - 1 for user in users_of(batch.items, batch.lengths)):
-        times, good = law.log.times[rows] // 1_000_000, [law.may_be_asked(row) for row in rows]
+        times, positive = law.log.times[rows] // 1_000_000, [law.is_positive(row) for row in rows]
         ahead = [
-            [row for row, at, fits in zip(rows, times, good, strict=True) if fits and now < at <= now + seconds]
+            [row for row, at, fits in zip(rows, times, positive, strict=True) if fits and now < at <= now + seconds]
             for now in times
         ]
-        can = [place for place in range(min(law.length, len(rows))) if ahead[place]]
-        if can:
-            expected.append(rows[: can[-1] + 1])
-            questions.append([rows[place] for place in can])
-            own.append({row for row, fits in zip(rows, good, strict=True) if fits})
+        positions = [position for position in range(min(law.length, len(rows))) if ahead[position]]
+        if positions:
+            expected.append(rows[: positions[-1] + 1])
+            queries.append([rows[position] for position in positions])
+            own.append({row for row, fits in zip(rows, positive, strict=True) if fits})
     inputs = [np.array(user) - 1 for user in users_of(examples.inputs.items, examples.inputs.lengths)] if own else []
     assert len(inputs) == len(expected) == len(examples.inputs.lengths)
     assert examples.inputs.lengths.max(initial=0) <= law.length
     assert examples.positions is not None and examples.own is not None
-    for place, (found, wanted) in enumerate(zip(inputs, expected, strict=True)):
-        asked = examples.inputs.items[examples.positions[examples.users == place]] - 1
-        assert set(examples.own[1][examples.own[0] == place] - 1) == own[place]
+    for position, (actual, full) in enumerate(zip(inputs, expected, strict=True)):
+        own_queries = examples.inputs.items[examples.positions[examples.users == position]] - 1
+        assert set(examples.own[1][examples.own[0] == position] - 1) == own[position]
         if name == "all-action":
-            assert found.tolist() == wanted[: len(found)].tolist() and set(asked) == {found[-1]} <= set(
-                questions[place]
+            assert actual.tolist() == full[: len(actual)].tolist() and set(own_queries) == {actual[-1]} <= set(
+                queries[position]
             )
         else:
-            assert found.tolist() == wanted.tolist() and asked.tolist() == questions[place]
+            assert actual.tolist() == full.tolist() and own_queries.tolist() == queries[position]
 
 
 # --- positive events ----------------------------------------------------------------------------------------------
@@ -339,7 +339,7 @@ def test_values_that_the_log_does_not_have_are_refused() -> None:
         PositiveEvents((Positive(min_value=3.0),), KINDS)(batch_at([0, 1]))
 
 
-def test_an_entry_that_says_nothing_is_refused() -> None:
+def test_an_empty_entry_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"objective\.task\.positive .* neither"):
         Positive()
     with pytest.raises(SettingsError, match=r"min_value must be a finite number, got nan"):

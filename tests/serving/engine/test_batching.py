@@ -1,4 +1,4 @@
-"""Jobs done together beside the event loop: all of them, each its own result, bounded in number and in time."""
+"""Batches of jobs beside the event loop: each job gets its own result; queue and waiting time are bounded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from segue.serving.requests import OverloadedError
 
 
 def doubling(sizes: list[int], gate: asyncio.Event | None = None) -> BatchFunction[int, int]:
-    """A function that doubles numbers, refuses 13, notes how many it got at a time, and may be held at a gate."""
+    """A batch function that doubles numbers, refuses 13, records batch sizes, and may wait for a gate."""
 
     async def work(jobs: Sequence[int]) -> list[int | Exception]:
         if gate is not None:
@@ -27,14 +27,14 @@ def doubling(sizes: list[int], gate: asyncio.Event | None = None) -> BatchFuncti
 async def run_all(
     batcher: Batcher[int, int], jobs: Sequence[int], gate: asyncio.Event, *, deadline: float = 5
 ) -> list[int | BaseException]:
-    """Run all jobs, open the gate when they wait, and gather."""
+    """Run all jobs, open the gate once they are queued, and gather the results."""
     runs = [asyncio.ensure_future(batcher.run(job, deadline=deadline)) for job in jobs]
     await asyncio.sleep(0.01)
     gate.set()
     return await asyncio.gather(*runs, return_exceptions=True)
 
 
-def test_jobs_that_wait_are_done_together_and_in_order() -> None:
+def test_queued_jobs_are_batched_in_order() -> None:
     sizes: list[int] = []
 
     async def main() -> list[int | BaseException]:
@@ -46,11 +46,11 @@ def test_jobs_that_wait_are_done_together_and_in_order() -> None:
 
     results = asyncio.run(main())
     assert [result for number, result in enumerate(results) if number != 13] == [2 * n for n in range(21) if n != 13]
-    assert isinstance(results[13], ValueError), "a job that fails fails alone"
-    assert sizes == [8, 8, 5], "those that waited went together, as many as may"
+    assert isinstance(results[13], ValueError), "one failing job does not fail the others"
+    assert sizes == [8, 8, 5], "queued jobs form batches of the largest size"
 
 
-def test_work_that_fails_fails_for_every_caller() -> None:
+def test_a_failing_batch_fails_for_every_caller() -> None:
     async def broken(jobs: Sequence[int]) -> list[int | Exception]:
         raise KeyError(str(len(jobs)))
 
@@ -61,7 +61,7 @@ def test_work_that_fails_fails_for_every_caller() -> None:
     assert [repr(result) for result in asyncio.run(main())] == ["KeyError('3')"] * 3
 
 
-def test_past_the_bound_a_job_is_refused_at_once() -> None:
+def test_a_full_queue_refuses_a_job_at_once() -> None:
     async def main() -> list[int | BaseException]:
         gate = asyncio.Event()
         batcher = Batcher(BatchProcessor(doubling([], gate), max_batch=1), max_waiting=3)
@@ -72,17 +72,17 @@ def test_past_the_bound_a_job_is_refused_at_once() -> None:
     assert [isinstance(result, OverloadedError) and result.reason for result in results[3:]] == ["queue", "queue"]
 
 
-def test_a_deadline_frees_the_caller_and_the_job_is_not_done() -> None:
+def test_a_job_past_its_deadline_fails_and_is_not_run() -> None:
     sizes: list[int] = []
 
     async def main() -> tuple[float, list[str]]:
         gate = asyncio.Event()
         batcher = Batcher(BatchProcessor(doubling(sizes, gate), max_batch=1), max_waiting=10)
-        began = time.monotonic()
+        start = time.monotonic()
         runs = [batcher.run(number, deadline=0.05) for number in range(3)]
         results = await asyncio.gather(*runs, return_exceptions=True)
-        seconds = time.monotonic() - began
-        assert not batcher._queue, "what nobody waits for does not pile up"
+        seconds = time.monotonic() - start
+        assert not batcher._queue, "abandoned jobs leave the queue"
         gate.set()
         await batcher.close()
         return seconds, [result.reason if isinstance(result, OverloadedError) else "answered" for result in results]
@@ -90,7 +90,7 @@ def test_a_deadline_frees_the_caller_and_the_job_is_not_done() -> None:
     seconds, reasons = asyncio.run(main())
     assert reasons == ["deadline"] * 3
     assert 0.04 < seconds < 2
-    assert sizes == [1], "the first was begun; those behind it had left before their turn"
+    assert sizes == [1], "only the first job ran; the others timed out in the queue"
 
 
 def test_the_first_job_after_a_pause_waits_for_others() -> None:
@@ -107,7 +107,7 @@ def test_the_first_job_after_a_pause_waits_for_others() -> None:
     assert sizes == [2]
 
 
-def test_closing_finishes_accepted_jobs_and_refuses_more() -> None:
+def test_closing_finishes_accepted_jobs_and_refuses_new_ones() -> None:
     async def main() -> list[int]:
         batcher = Batcher(BatchProcessor(doubling([]), max_batch=4), max_waiting=100)
         runs = [asyncio.ensure_future(batcher.run(number, deadline=5)) for number in range(20, 50)]
@@ -121,7 +121,7 @@ def test_closing_finishes_accepted_jobs_and_refuses_more() -> None:
 
 
 class Belt:
-    """A worker that takes on jobs while it is at work, up to five, and does two at a time, when it is let."""
+    """A worker that accepts up to five jobs while it is busy and finishes two at a time when allowed."""
 
     def __init__(self) -> None:
         self.belt: list[int] = []
@@ -143,19 +143,19 @@ class Belt:
         return [2 * job for job in two]
 
 
-def test_a_worker_that_can_is_given_jobs_while_it_is_at_work() -> None:
-    finished: list[tuple[int, int]] = []
+def test_a_pipelined_worker_gets_jobs_while_it_is_busy() -> None:
+    batches: list[tuple[int, int]] = []
 
     async def main() -> None:
         belt = Belt()
-        batcher = Batcher(belt, max_waiting=100, on_results=lambda *counts: finished.append(counts))
+        batcher = Batcher(belt, max_waiting=100, on_results=lambda *counts: batches.append(counts))
         runs = [asyncio.ensure_future(batcher.run(0, deadline=5))]
         await asyncio.sleep(0.01)
         runs += [asyncio.ensure_future(batcher.run(job, deadline=5)) for job in range(1, 8)]
         await asyncio.sleep(0.01)
-        assert belt.belt == [0, 1, 2, 3, 4], "all that it takes, though nothing is done yet"
-        runs[3].cancel()  # taken on: its result must go to nobody else
-        runs[6].cancel()  # not taken on: never done
+        assert belt.belt == [0, 1, 2, 3, 4], "jobs are sent up to its bound before any result"
+        runs[3].cancel()  # accepted: its result must go to no other caller
+        runs[6].cancel()  # not accepted: never run
         for _ in range(4):
             belt.let.release()
         results = await asyncio.gather(*runs, return_exceptions=True)
@@ -163,11 +163,11 @@ def test_a_worker_that_can_is_given_jobs_while_it_is_at_work() -> None:
         assert batcher.waiting == 0
 
     asyncio.run(main())
-    assert [together for together, _ in finished] == [2, 2, 2, 1], "0 and 1, 2 and 3, 4 and 5, 7"
-    assert [waiting for _, waiting in finished] == [5, 3, 1, 0]
+    assert [together for together, _ in batches] == [2, 2, 2, 1], "0 and 1, 2 and 3, 4 and 5, 7"
+    assert [waiting for _, waiting in batches] == [5, 3, 1, 0]
 
 
-def test_a_worker_that_breaks_fails_what_it_took_on_and_goes_on_with_the_rest() -> None:
+def test_a_broken_worker_fails_its_accepted_jobs_and_resumes_with_the_rest() -> None:
     async def main() -> None:
         belt = Belt()
         batcher = Batcher(belt, max_waiting=100)
@@ -175,8 +175,8 @@ def test_a_worker_that_breaks_fails_what_it_took_on_and_goes_on_with_the_rest() 
         await asyncio.sleep(0.01)
         belt.broken = True
         belt.let.release()
-        broken = await asyncio.gather(*runs[:5], return_exceptions=True)
-        assert [repr(result) for result in broken] == ["KeyError('broken')"] * 5
+        failures = await asyncio.gather(*runs[:5], return_exceptions=True)
+        assert [repr(result) for result in failures] == ["KeyError('broken')"] * 5
         belt.broken = False
         belt.let.release()
         assert await asyncio.gather(*runs[5:]) == [10, 12]

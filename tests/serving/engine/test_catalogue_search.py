@@ -1,4 +1,4 @@
-"""Search by id and title, and filters on columns, against what a person would pick from the table."""
+"""Search by id and title, and filters on columns, against matches picked by hand."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def of_six() -> CatalogueSearch:
         ("cup", ["cup", "mug", "A10", "a1"]),  # the id itself, then those that begin with it, then by count
         ("CUP", ["cup", "mug", "A10", "a1"]),
         ("a1", ["a1", "A10"]),
-        ("%", ["x%"]),  # no pattern, a text
+        ("%", ["x%"]),  # literal text, not a pattern
         ("red c", ["a1"]),
         ("", ["A10", "b2", "a1", "x%", "mug", "cup"]),
         ("  ", ["A10", "b2", "a1", "x%", "mug", "cup"]),
@@ -63,7 +63,7 @@ def test_an_item_comes_with_its_columns(catalogue: CatalogueSearch) -> None:
         ({"category": ["cups", "wood"]}, [1, 2, 6]),
         ({"category": ["cups"], "in_stock": [True]}, [1]),
         ({"in_stock": ["false"]}, [2, 6]),
-        ({"price": ["3"]}, [2, 4]),  # a number, however it is written
+        ({"price": ["3"]}, [2, 4]),  # numbers match in any notation
         ({"price": [3.0, 1]}, [2, 4, 6]),
         ({"price": ["cheap"]}, []),
         ({"category": []}, []),
@@ -72,10 +72,10 @@ def test_an_item_comes_with_its_columns(catalogue: CatalogueSearch) -> None:
 )
 def test_filters(catalogue: CatalogueSearch, where: dict[str, list[FilterValue]], numbers: list[int]) -> None:
     assert catalogue.allowed(where).tolist() == numbers
-    assert catalogue.allowed(where) is catalogue.allowed(where), "asked again, it is looked up"
+    assert catalogue.allowed(where) is catalogue.allowed(where), "a repeated filter comes from the cache"
 
 
-def test_a_column_that_is_not_there_is_named(catalogue: CatalogueSearch) -> None:
+def test_an_unknown_column_is_named_in_the_error(catalogue: CatalogueSearch) -> None:
     with pytest.raises(InputError, match=r"no column 'colour'.*category, in_stock, price"):
         catalogue.allowed({"colour": ["red"]})
     with pytest.raises(InputError, match="no column 'id'"):
@@ -85,13 +85,13 @@ def test_a_column_that_is_not_there_is_named(catalogue: CatalogueSearch) -> None
 
 
 def test_a_catalogue_of_ids_alone() -> None:
-    bare = CatalogueSearch(Vocabulary(pl.DataFrame({"id": ["b", "a"], "count": [1, 2]})))
-    assert [item.id for item in bare.search("", 5)] == ["a", "b"]
-    assert bare.columns == []
+    catalogue = CatalogueSearch(Vocabulary(pl.DataFrame({"id": ["b", "a"], "count": [1, 2]})))
+    assert [item.id for item in catalogue.search("", 5)] == ["a", "b"]
+    assert catalogue.columns == []
 
 
 @pytest.mark.parametrize(
-    ("dtype", "column", "asked", "numbers"),
+    ("dtype", "column", "values", "numbers"),
     [
         (pl.Float32, [19.99, 20.0, None, 0.1, 1.0, 2.0], ["19.99", "0.1"], [1, 4]),
         (pl.Int64, [2**60 + step for step in range(6)], [str(2**60 + 3)], [4]),
@@ -100,7 +100,7 @@ def test_a_catalogue_of_ids_alone() -> None:
     ],
 )
 def test_numbers_are_compared_exactly(
-    dtype: type[pl.DataType], column: list[float | None], asked: list[str | int | float | bool], numbers: list[int]
+    dtype: type[pl.DataType], column: list[float | None], values: list[str | int | float | bool], numbers: list[int]
 ) -> None:
     catalogue = CatalogueSearch(Vocabulary(TABLE.with_columns(pl.Series("price", column, dtype=dtype))))
-    assert catalogue.allowed({"price": asked}).tolist() == numbers
+    assert catalogue.allowed({"price": values}).tolist() == numbers

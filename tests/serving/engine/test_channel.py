@@ -1,4 +1,4 @@
-"""The engine in a process of its own: it answers and refuses as it would here, and comes back when killed."""
+"""The engine in its own process: same answers and errors as in this process, and a restart after a kill."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Answering = JobProcessor[Query, EncodedAnswer]
 
 
 def test_the_life_of_an_engine(cycle_run: Path, tmp_path: Path) -> None:
-    """One engine for all of it: to start one takes seconds."""
+    """One engine for all steps: starting one takes seconds."""
     run = tmp_path / "run"
     shutil.copytree(cycle_run, run)
     settings = ServiceSettings(runs=(run,), store=str(tmp_path / "store.sqlite"), log_level="error")
@@ -37,38 +37,38 @@ def test_the_life_of_an_engine(cycle_run: Path, tmp_path: Path) -> None:
         engine = EngineProcess(settings)
         try:
             engine.wait_until_ready()
-            answering = engine.queries
-            await answers_as_it_would_here(engine, known)
-            await answers_queries_in_order(answering, known)
-            await long_names_block_nobody(answering)
-            await a_large_result_and_a_caller_who_leaves(engine)
-            run.rename(tmp_path / "elsewhere")  # the first attempt to start it again fails
-            await is_killed_at_work(engine, answering)
+            queue = engine.queries
+            await answers_as_in_this_process(engine, known)
+            await answers_queries_in_order(queue, known)
+            await long_names_do_not_block(queue)
+            await a_large_result_and_a_cancelled_caller(engine)
+            run.rename(tmp_path / "elsewhere")  # the first restart fails
+            await killed_while_busy(engine, queue)
             (tmp_path / "elsewhere").rename(run)
             for channel in CHANNELS:
                 assert await until_answered(engine, channel) == known.recommend([], k=2).ids
-            await answers_queries_in_order(answering, known)
+            await answers_queries_in_order(queue, known)
         finally:
             await engine.close()
 
     asyncio.run(main())
 
 
-async def answers_as_it_would_here(engine: EngineProcess, known: Recommender) -> None:
+async def answers_as_in_this_process(engine: EngineProcess, known: Recommender) -> None:
     popular = known.recommend([], k=2).ids
     assert engine.popular == popular
     neighbours = await engine.call("lookups", "similar", popular[0], 3, None)
     assert [item.id for item in neighbours.items] == known.similar(popular[0], 3).ids
     with pytest.raises(InputError, match="'nothing' is not one of"):
         await engine.call("lookups", "similar", "nothing", 3, None)
-    found, unknown = await asyncio.gather(
+    known_items, unknown = await asyncio.gather(
         engine.call("lookups", "search", "", 5), engine.call("explanations", "unknown", [popular[0], "x"])
     )
-    assert len(found) == 5 and unknown == {"x"}
+    assert len(known_items) == 5 and unknown == {"x"}
 
 
-async def answers_queries_in_order(answering: Answering, known: Recommender) -> None:
-    """As they come, up to the bound in flight; a query that may be large waits until none is in flight."""
+async def answers_queries_in_order(queue: Answering, known: Recommender) -> None:
+    """In order, up to the bound in flight; a large query waits until none is in flight."""
     ids = known.recommend([], k=5).ids
     large = Query(history=read_history(ids[:1]), k=3)
     queries = [
@@ -77,16 +77,16 @@ async def answers_queries_in_order(answering: Answering, known: Recommender) -> 
         *(Query(user="nobody", k=1 + number % 5) for number in range(MAX_IN_FLIGHT - 2)),
     ]
     for query in queries:
-        assert answering.submit(query)
+        assert queue.submit(query)
         if query is not large:
-            await asyncio.sleep(0)  # one by one on their way
-            assert not answering.submit(large)
-            assert not answering.submit(Query(user="n" * 300)) and not answering.submit(Query(model="n" * 300))
-            assert not answering.submit(Query(user="字" * 100)), "bytes fill a pipe"
-    assert not answering.submit(queries[-1])
+            await asyncio.sleep(0)  # sent one by one
+            assert not queue.submit(large)
+            assert not queue.submit(Query(user="n" * 300)) and not queue.submit(Query(model="n" * 300))
+            assert not queue.submit(Query(user="字" * 100)), "the bound counts bytes, not characters"
+    assert not queue.submit(queries[-1])
     answers: list[EncodedAnswer | Exception] = []
     while len(answers) < MAX_IN_FLIGHT:
-        answers += await answering.results()
+        answers += await queue.results()
     assert len(answers) == MAX_IN_FLIGHT
     for query, answer in zip(queries, answers, strict=True):
         assert not isinstance(answer, Exception)
@@ -94,38 +94,38 @@ async def answers_queries_in_order(answering: Answering, known: Recommender) -> 
         assert [item["id"] for item in msgspec.json.decode(answer[0])["items"]] == expected
 
 
-async def long_names_block_nobody(answering: Answering) -> None:
-    """The refusal of a model that is not there repeats its name, so that answers are as large as queries."""
-    batcher = Batcher(answering, max_waiting=100)
+async def long_names_do_not_block(queue: Answering) -> None:
+    """The error for an unknown model repeats its name, so answers are as large as queries."""
+    batcher = Batcher(queue, max_waiting=100)
     runs = [batcher.run(Query(model=f"{number:06}" * 10_000), deadline=20) for number in range(20)]
     first = asyncio.gather(*runs, return_exceptions=True)
-    await asyncio.sleep(0.001)  # those are under way
+    await asyncio.sleep(0.001)  # these queries are in flight
     late = asyncio.gather(*(batcher.run(Query(model="late" * 15_000), deadline=20) for _ in range(5)))
     refusals = await first
-    for number, refused in enumerate(refusals):
-        assert isinstance(refused, UnknownModelError) and f"{number:06}" in str(refused), "each got its own"
+    for number, error in enumerate(refusals):
+        assert isinstance(error, UnknownModelError) and f"{number:06}" in str(error), "each caller gets its own error"
     with pytest.raises(UnknownModelError, match="late"):
         await late
 
 
-async def a_large_result_and_a_caller_who_leaves(engine: EngineProcess) -> None:
-    many = {f"item {number}" for number in range(20_000)}  # more than a pipe takes at once
+async def a_large_result_and_a_cancelled_caller(engine: EngineProcess) -> None:
+    many = {f"item {number}" for number in range(20_000)}  # more than a pipe's buffer
     assert await engine.call("events", "unknown", many) == many
     leaving = asyncio.ensure_future(engine.call("events", "unknown", {"left"}))
     await asyncio.sleep(0)
     leaving.cancel()
-    assert await engine.call("events", "unknown", {"stayed"}) == {"stayed"}, "not the answer to another"
+    assert await engine.call("events", "unknown", {"stayed"}) == {"stayed"}, "not another caller's answer"
 
 
-async def is_killed_at_work(engine: EngineProcess, answering: Answering) -> None:
-    os.kill(engine._process.pid, signal.SIGSTOP)  # so that it cannot be quicker than its end
+async def killed_while_busy(engine: EngineProcess, queue: Answering) -> None:
+    os.kill(engine._process.pid, signal.SIGSTOP)  # so that it cannot answer before it is killed
     busy = [asyncio.ensure_future(engine.call(channel, "search", "", 20)) for channel in CHANNELS]
-    assert answering.submit(Query(user="nobody"))
-    busy.append(asyncio.ensure_future(answering.results()))
+    assert queue.submit(Query(user="nobody"))
+    busy.append(asyncio.ensure_future(queue.results()))
     await asyncio.sleep(0)
     os.kill(engine._process.pid, signal.SIGKILL)
     refusals = await asyncio.gather(*busy, return_exceptions=True)
-    assert all("starting again" in str(refused) for refused in refusals), refusals
+    assert all("starting again" in str(error) for error in refusals), refusals
 
 
 async def until_answered(engine: EngineProcess, channel: Channel) -> list[str]:
@@ -138,16 +138,16 @@ async def until_answered(engine: EngineProcess, channel: Channel) -> list[str]:
             return popular
 
 
-def test_what_an_engine_cannot_start_with_is_a_sentence(tmp_path: Path) -> None:
+def test_an_engine_that_cannot_start_reports_a_sentence(tmp_path: Path) -> None:
     engine = EngineProcess(ServiceSettings(runs=(tmp_path / "nowhere",), store=str(tmp_path / "store.sqlite")))
     with pytest.raises(FolderError, match="nowhere does not exist"):
         engine.wait_until_ready()
     engine.end()
 
 
-def test_answers_that_cannot_be_understood_end_the_channel() -> None:
-    """Whose answers come next would not be known: everyone is refused, and nobody gets another's."""
-    broken: list[object] = []
+def test_unreadable_answers_end_the_channel() -> None:
+    """The next answers cannot be assigned to callers, so every caller gets an error."""
+    restarts: list[object] = []
     endpoints = {"queries": SimpleNamespace(messages=SimpleNamespace(send_bytes=lambda _: None))}
 
     class Odd:
@@ -157,19 +157,19 @@ def test_answers_that_cannot_be_understood_end_the_channel() -> None:
             raise ValueError("not to be read")
 
         async def _restart(self, endpoints: object) -> OverloadedError:
-            broken.append(endpoints)
+            restarts.append(endpoints)
             return OverloadedError("restarting", "starting again")
 
     async def main() -> None:
         batcher = Batcher(_QueryProcessor(cast(EngineProcess, Odd())), max_waiting=100)
         runs = (batcher.run(Query(user=name), deadline=5) for name in "abc")
         refusals = await asyncio.gather(*runs, return_exceptions=True)
-        assert [str(refused) for refused in refusals] == ["starting again"] * 3
+        assert [str(error) for error in refusals] == ["starting again"] * 3
 
     asyncio.run(main())
-    assert broken == [endpoints]
+    assert restarts == [endpoints]
 
 
-def test_what_cannot_be_sent_is_a_failure_for_each_caller() -> None:
+def test_unsendable_results_fail_for_each_caller() -> None:
     failed = pickle.loads(_serialised([lambda: 0], n_answers=3))
     assert [str(error) for error in failed] == ["A result of the engine cannot be sent; its log says why."] * 3

@@ -1,4 +1,4 @@
-"""Users with a KV cache cost one token per event, get the same answers, and can be deleted."""
+"""KV caches in the service: one token per event, the same answers, deletion of users."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LENGTH = 24
 
 
 def recommender_of(seed: int = 3) -> Recommender:
-    """A model that can be continued, and whose answers depend on the moment of the question."""
+    """A model with a KV cache whose answers depend on the query time."""
     settings = model_settings(kind="hstu", width=8, depth=2, heads=2, length=LENGTH, positions="oldest")
     model = build_model(settings, len(ITEMS), generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():
@@ -58,12 +58,12 @@ def client_fixture(service: Service) -> Iterator[Client]:
         yield client
 
 
-def counted(client: Client) -> dict[str, float]:
+def encoding_metrics(client: Client) -> dict[str, float]:
     """The metrics of encodings."""
     families = text_string_to_metric_families(client.get("/metrics").text)
     samples = [sample for family in families for sample in family.samples]
-    named = {"segue_encodings_total", "segue_cache_bytes"}
-    return {sample.labels.get("extent", "bytes"): sample.value for sample in samples if sample.name in named}
+    names = {"segue_encodings_total", "segue_cache_bytes"}
+    return {sample.labels.get("extent", "bytes"): sample.value for sample in samples if sample.name in names}
 
 
 def test_a_cached_user_is_answered_like_a_history_without_a_cache(
@@ -71,26 +71,26 @@ def test_a_cached_user_is_answered_like_a_history_without_a_cache(
 ) -> None:
     """Every event changes the next answer, over steps of the window; late events too."""
     clock = SimpleNamespace(time=lambda: 500.0 + 1000 * len(events) ** 2)
-    monkeypatch.setattr(engine_module, "time", clock)  # it stands still between two questions
+    monkeypatch.setattr(engine_module, "time", clock)  # constant between two requests
     events: list[dict[str, Any]] = []
     for number in range(70):
         late = number in (30, 51)
-        when = 500.0 + 1000 * (number - 3 if late else number)
-        events.append({"item": ITEMS[number * 7 % 60], "time": when})
+        time_s = 500.0 + 1000 * (number - 3 if late else number)
+        events.append({"item": ITEMS[number * 7 % 60], "time": time_s})
         post_events(client, {"user": "anna", **events[-1]})
         for model in ("first", "second") if number % 10 == 0 else ("first",):
-            ask = {"k": 7, "model": model}
-            kept = client.get("/users/anna/recommendations", params=ask).json()
-            given = client.post("/recommendations", json={**ask, "history": events}).json()
-            assert [item["id"] for item in kept["items"]] == [item["id"] for item in given["items"]]
-            scores = [item["score"] for item in kept["items"]]
-            assert scores == pytest.approx([item["score"] for item in given["items"]], abs=1e-4)
+            options = {"k": 7, "model": model}
+            cached = client.get("/users/anna/recommendations", params=options).json()
+            uncached = client.post("/recommendations", json={**options, "history": events}).json()
+            assert [item["id"] for item in cached["items"]] == [item["id"] for item in uncached["items"]]
+            scores = [item["score"] for item in cached["items"]]
+            assert scores == pytest.approx([item["score"] for item in uncached["items"]], abs=1e-4)
     assert [model.kv_caches.users for model in models_of(service).all] == [["anna"], ["anna"]]
     deadline = time.monotonic() + 5
-    while (found := counted(client))["new"] + found["whole"] < 154 and time.monotonic() < deadline:
+    while (metrics := encoding_metrics(client))["new"] + metrics["whole"] < 154 and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert found["new"] > 35 and found["new"] + found["whole"] == 154
-    assert found["bytes"] == sum(model.kv_caches.bytes for model in models_of(service).all)
+    assert metrics["new"] > 35 and metrics["new"] + metrics["whole"] == 154
+    assert metrics["bytes"] == sum(model.kv_caches.bytes for model in models_of(service).all)
 
 
 def test_a_deleted_user_is_in_no_cache(client: Client, service: Service) -> None:
@@ -110,28 +110,30 @@ def store_fixture(tmp_path: Path) -> Iterator[HistoryStore]:
     store.close()
 
 
-def engine_asked_about(store: HistoryStore, *users: str, times: int) -> ServingEngine:
+def queried_engine(store: HistoryStore, *users: str, times: int) -> ServingEngine:
     engine = ServingEngine(Models([ServedModel("first", recommender_of())], runs=None, store=store), store)
-    store.append([Event(user=user, item=item, time=place) for user in users for place, item in enumerate(ITEMS[:20])])
+    store.append(
+        [Event(user=user, item=item, time=position) for user in users for position, item in enumerate(ITEMS[:20])]
+    )
     for _ in range(times):
         engine.answer([RecommendationQuery(user=user) for user in users])
     return engine
 
 
 def test_users_deleted_by_another_process_are_dropped(store: HistoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some of the users are looked up each time, all of them in turn."""
+    """Each check looks up some of the users, in rotation."""
     monkeypatch.setattr(engine_module, "USERS_PER_CHECK", 2)
     users = [f"user-{number}" for number in range(5)]
-    engine = engine_asked_about(store, *users, times=2)
+    engine = queried_engine(store, *users, times=2)
     assert engine.models.active.kv_caches.users == users
     for user in ("user-1", "user-4"):
         store.delete_users([user])
-    left = []
+    cached_users = []
     for _ in range(3):
-        told = engine.drop_deleted()
-        left.append(engine.models.active.kv_caches.users)
-    assert left == [["user-0", "user-2", "user-3", "user-4"]] * 2 + [["user-0", "user-2", "user-3"]]
-    assert told == (0, 0, engine.models.active.kv_caches.bytes)
+        counts = engine.drop_deleted()
+        cached_users.append(engine.models.active.kv_caches.users)
+    assert cached_users == [["user-0", "user-2", "user-3", "user-4"]] * 2 + [["user-0", "user-2", "user-3"]]
+    assert counts == (0, 0, engine.models.active.kv_caches.bytes)
     for _ in range(10):
         engine.drop_deleted()
     assert engine.models.active.kv_caches.users == ["user-0", "user-2", "user-3"]
@@ -140,33 +142,33 @@ def test_users_deleted_by_another_process_are_dropped(store: HistoryStore, monke
 def test_a_user_deleted_during_an_answer_is_not_cached_by_it(
     store: HistoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The history was read before the user was removed: what is made of it must not outlive that."""
-    engine = engine_asked_about(store, "anna", times=1)
+    """The history was read before the user was removed: its cache must not outlive the deletion."""
+    engine = queried_engine(store, "anna", times=1)
     model = engine.models.active.recommender.model
-    encoding, removed = threading.Event(), threading.Event()
+    encoding, deleted = threading.Event(), threading.Event()
     encode = model.query_with_kv
 
     def slow(*arguments: Any) -> Any:
         encoding.set()
-        assert removed.wait(10)
+        assert deleted.wait(10)
         return encode(*arguments)
 
     monkeypatch.setattr(model, "query_with_kv", slow)
-    asking = threading.Thread(target=engine.answer, args=([RecommendationQuery(user="anna")],))
-    asking.start()
+    answering = threading.Thread(target=engine.answer, args=([RecommendationQuery(user="anna")],))
+    answering.start()
     assert encoding.wait(10)
     store.delete_users(["anna"])
-    forgetting = threading.Thread(target=engine.drop_user, args=("anna",))
-    forgetting.start()
-    forgetting.join(0.2)
-    removed.set()
-    for thread in (asking, forgetting):
+    deleting = threading.Thread(target=engine.drop_user, args=("anna",))
+    deleting.start()
+    deleting.join(0.2)
+    deleted.set()
+    for thread in (answering, deleting):
         thread.join(10)
         assert not thread.is_alive()
     assert engine.models.active.kv_caches.users == []
 
 
-def test_a_user_is_deleted_also_while_the_engine_restarts(
+def test_a_user_is_deleted_while_the_engine_restarts(
     client: Client, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     post_events(client, {"user": "anna", "item": "i01"})
@@ -183,7 +185,7 @@ def test_a_user_is_deleted_also_while_the_engine_restarts(
     assert client.delete("/users/anna").json() == {"removed": 1}
 
 
-def test_the_bound_is_shared_by_the_runs_of_a_service(cycle_run: Path, tmp_path: Path) -> None:
+def test_the_cache_bound_is_shared_by_the_runs_of_a_service(cycle_run: Path, tmp_path: Path) -> None:
     other, store = tmp_path / "other", str(tmp_path / "store.sqlite")
     shutil.copytree(cycle_run, other)
     for runs, megabytes, each in (((cycle_run, other), 256, 128_000_000), ((cycle_run,), 0, 0)):

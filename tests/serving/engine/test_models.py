@@ -1,4 +1,4 @@
-"""Which run is served: switched by name, refused with a sentence, followed by every replica, kept over a restart."""
+"""The active run: switched by name, refused with a sentence, followed by every replica, kept over a restart."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HISTORY = ["i01", "i02"]
 
 @pytest.fixture(name="runs", scope="module")
 def runs_folder(cycle_run: Path, cycle_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs to switch among: two that can be served and tell themselves apart, and all that cannot."""
+    """Runs to switch between: two that can be served and answer differently, and the ones that cannot."""
     runs = tmp_path_factory.mktemp("runs")
     for name in ("one", "two", "damaged", "unmeasured", "stranger", "old"):
         shutil.copytree(cycle_run, runs / name)
@@ -66,7 +66,7 @@ def spoil(file: Path) -> None:
 
 
 def rename_items(run: Path) -> None:
-    """Make it a run of another catalogue, sound in itself."""
+    """Make it a valid run of another catalogue."""
     file = run / "items.parquet"
     pl.read_parquet(file).with_columns(pl.concat_str(pl.lit("other-"), "id").alias("id")).write_parquet(file)
     files = json.loads((run / "manifest.json").read_text())["files"]
@@ -82,12 +82,12 @@ def store_fixture(tmp_path: Path) -> Iterator[HistoryStore]:
 
 
 def models(store: HistoryStore, runs: Path, *names: str, fixed: bool = False, joining: bool = False) -> Models:
-    served = [ServedModel.open(runs / name) for name in names]
-    return Models(served, runs=None if fixed else runs, store=store, joining=joining)
+    entries = [ServedModel.open(runs / name) for name in names]
+    return Models(entries, runs=None if fixed else runs, store=store, joining=joining)
 
 
-def copied(runs: Path, folder: Path) -> Path:
-    """Both runs in a folder of their own, where one may be taken away."""
+def copy_runs(runs: Path, folder: Path) -> Path:
+    """Copy both runs to a folder where one may be removed."""
     for name in ("one", "two"):
         shutil.copytree(runs / name, folder / "runs" / name)
     return folder / "runs"
@@ -109,10 +109,10 @@ def serves(client: Client) -> str:
     return name
 
 
-# --- over HTTP ----------------------------------------------------------------------------------------------------
+# --- over HTTP ------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_served(runs: Path, tmp_path: Path) -> None:
+def test_the_model_card(runs: Path, tmp_path: Path) -> None:
     with service(tmp_path / "s", runs, "one", "two") as client:
         response = client.get("/model")
     body = response.json()
@@ -127,7 +127,7 @@ def test_what_is_served(runs: Path, tmp_path: Path) -> None:
     assert {"metrics", "baselines", "cases"} <= set(report)
     assert (card["manifest"]["kind"], card["manifest"]["recipe"]) == ("run", "quick.toml")
     assert "files" not in card["manifest"]
-    assert card["manifest"]["from"] == {"digest": "0" * 64}, "the run it goes on from, and not where that is"
+    assert card["manifest"]["from"] == {"digest": "0" * 64}, "the digest of the parent run, not its path"
     assert str(tmp_path.parent) not in response.text, "no path of this machine"
     assert "/tmp" not in response.text
     assert "u007" not in response.text
@@ -137,13 +137,13 @@ def test_switch_and_rollback(runs: Path, tmp_path: Path) -> None:
     with service(tmp_path / "s", runs, "one") as client:
         assert serves(client) == "one"
         assert_problem(client.post("/model/rollback"), 409, "no run to go back to")
-        switched = client.put("/model", json={"run": "two"})
-        assert (switched.status_code, switched.json()) == (200, {"active": "two", "previous": "one"})
+        response = client.put("/model", json={"run": "two"})
+        assert (response.status_code, response.json()) == (200, {"active": "two", "previous": "one"})
         assert serves(client) == "two"
         assert client.put("/model", json={"run": "two"}).json() == {"active": "two", "previous": "one"}
-        served = client.get("/model").json()
-        assert (served["active"], served["previous"]) == ("two", "one")
-        assert [card["name"] for card in served["models"]] == ["two"]
+        status = client.get("/model").json()
+        assert (status["active"], status["previous"]) == ("two", "one")
+        assert [card["name"] for card in status["models"]] == ["two"]
         assert 'name="two"} 1.0' in client.get("/metrics").text
         assert client.post("/model/rollback").json() == {"active": "one", "previous": "two"}
         assert serves(client) == "one"
@@ -175,17 +175,17 @@ def test_switch_and_rollback(runs: Path, tmp_path: Path) -> None:
         ("stranger", "knows 0 of the 12 items being served: it was trained on another catalogue"),
     ],
 )
-def test_a_bad_run_is_refused_and_the_old_one_goes_on(bad: Client, runs: Path, name: str, sentence: str) -> None:
+def test_a_bad_run_is_refused_and_the_old_one_stays_active(bad: Client, runs: Path, name: str, sentence: str) -> None:
     name = str(runs / "two") if name == "ABSOLUTE" else name
     assert_problem(bad.put("/model", json={"run": name}), 409, sentence)
     assert serves(bad) == "one"
-    served = bad.get("/model")
-    assert served.status_code == 200, served.text
-    assert (served.json()["active"], served.json()["previous"]) == ("one", None)
+    response = bad.get("/model")
+    assert response.status_code == 200, response.text
+    assert (response.json()["active"], response.json()["previous"]) == ("one", None)
 
 
 @pytest.fixture(name="bad", scope="module")
-def client_of_bad_wishes(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def client_of_refusals(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     with service(tmp_path_factory.mktemp("bad") / "s", runs, "one") as client:
         yield client
 
@@ -196,15 +196,15 @@ def test_a_body_that_names_no_run(bad: Client, body: dict[str, Any]) -> None:
     assert serves(bad) == "one"
 
 
-def test_runs_that_went_away(runs: Path, tmp_path: Path) -> None:
-    """The folder of runs, and the run that is active."""
-    here = tmp_path / "runs"
-    shutil.copytree(runs / "one", here / "one")
-    shutil.copytree(runs / "two", here / "two")
-    with service(tmp_path / "s", here, "one") as client:
+def test_removed_runs(runs: Path, tmp_path: Path) -> None:
+    """The folder of runs is removed, and the active run with it."""
+    folder = tmp_path / "runs"
+    shutil.copytree(runs / "one", folder / "one")
+    shutil.copytree(runs / "two", folder / "two")
+    with service(tmp_path / "s", folder, "one") as client:
         client.put("/model", json={"run": "two"})
-        shutil.rmtree(here)
-        assert serves(client) == "two", "it is in memory"
+        shutil.rmtree(folder)
+        assert serves(client) == "two", "the active run is in memory"
         assert_problem(client.post("/model/rollback"), 409, "The run 'one' cannot be served: .* does not exist")
         assert_problem(client.put("/model", json={"run": "one"}), 409, "cannot be served|cannot be read")
         assert serves(client) == "two"
@@ -215,18 +215,18 @@ def test_replicas_follow_each_other_within_a_second(runs: Path, tmp_path: Path) 
     with ExitStack() as stack:
         first, second = (stack.enter_context(service(tmp_path / "s", runs, "one")) for _ in range(2))
 
-        def followed(client: Client, name: str) -> None:
+        def wait_until_followed(client: Client, name: str) -> None:
             limit = time.monotonic() + 1
             while serves(client) != name:
                 assert time.monotonic() < limit, f"{name} was not followed within a second"
                 time.sleep(0.02)
 
         first.put("/model", json={"run": "two"})
-        followed(second, "two")
+        wait_until_followed(second, "two")
         assert second.get("/model").json()["previous"] == "one"
         assert 'name="two"} 1.0' in second.get("/metrics").text
         assert second.post("/model/rollback").json() == {"active": "one", "previous": "two"}
-        followed(first, "one")
+        wait_until_followed(first, "one")
 
 
 def test_a_switch_loses_no_request(runs: Path, tmp_path: Path) -> None:
@@ -240,21 +240,21 @@ def test_a_switch_loses_no_request(runs: Path, tmp_path: Path) -> None:
                 answers.append((response.status_code, response.json().get("model", "")))
                 assert ("i01" in ids(response)) == (answers[-1][1] == "two")
 
-        asking = threading.Thread(target=ask)
-        asking.start()
+        querying = threading.Thread(target=ask)
+        querying.start()
         for _ in range(3):
             assert client.put("/model", json={"run": "two"}).status_code == 200
             assert client.post("/model/rollback").status_code == 200
         stop.set()
-        asking.join()
+        querying.join()
     assert {status for status, _ in answers} == {200}
     assert {name for _, name in answers} == {"one", "two"}
 
 
-# --- the store agrees ---------------------------------------------------------------------------------------------
+# --- agreement by the store -----------------------------------------------------------------------------------------
 
 
-def test_a_restart_goes_on_with_the_run_that_was_switched_to(runs: Path, store: HistoryStore) -> None:
+def test_a_restart_resumes_the_active_run(runs: Path, store: HistoryStore) -> None:
     models(store, runs, "one").switch("two")
     again = models(store, runs, "one")
     assert again.active.name == "two"
@@ -262,19 +262,19 @@ def test_a_restart_goes_on_with_the_run_that_was_switched_to(runs: Path, store: 
     assert again.switch(None).active == "one"
 
 
-def test_a_restart_with_another_run_takes_that_one(runs: Path, store: HistoryStore) -> None:
+def test_a_restart_with_another_run_switches_to_it(runs: Path, store: HistoryStore) -> None:
     first = models(store, runs, "one")
     first.switch("two")
     shutil.copytree(runs / "one", runs / "three", dirs_exist_ok=True)
     other = models(store, runs, "three")
     assert (other.active.name, other.status().previous) == ("three", "two")
-    assert first.follow(), "and the others go along"
+    assert first.follow(), "the other replicas follow"
     assert first.active.name == "three"
     assert not first.follow()
-    assert first.switch(None).active == "two", "a bad start can be taken back"
+    assert first.switch(None).active == "two", "the switch can be rolled back"
 
 
-def test_a_process_that_is_started_again_switches_nobody_back(runs: Path, store: HistoryStore) -> None:
+def test_a_restarted_process_does_not_switch_the_others_back(runs: Path, store: HistoryStore) -> None:
     """Of two replicas the second was started with another run, which the first follows; then its engine dies."""
     models(store, runs, "one")
     second = models(store, runs, "two")
@@ -284,22 +284,22 @@ def test_a_process_that_is_started_again_switches_nobody_back(runs: Path, store:
     assert second.status().previous == "one"
 
 
-def test_while_a_run_cannot_be_followed_the_rest_is(
+def test_an_unavailable_run_blocks_no_other_change(
     runs: Path, store: HistoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is tried again after a while, and not each time; the next switch is not waited for."""
-    here = copied(runs, tmp_path)
+    """It is retried after a pause, not at every check; a later switch is followed at once."""
+    folder = copy_runs(runs, tmp_path)
     now = [0.0]
     monkeypatch.setattr(models_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    elsewhere, local = models(store, runs, "one"), models(store, here, "one")
+    elsewhere, local = models(store, runs, "one"), models(store, folder, "one")
     elsewhere.switch("two")
-    (here / "two").rename(here / "aside")
+    (folder / "two").rename(folder / "aside")
     with pytest.raises(CannotSwitchError):
         local.follow()
     assert not local.follow()
     store.add_items([AddedItem("new", {"title": "New"})])
-    assert local.follow(), "items come all the same"
-    (here / "aside").rename(here / "two")
+    assert local.follow(), "new items are still followed"
+    (folder / "aside").rename(folder / "two")
     assert not local.follow() and local.active.name == "one"
     now[0] = models_module.RETRY_SECONDS
     assert local.follow() and local.active.name == "two"
@@ -307,22 +307,22 @@ def test_while_a_run_cannot_be_followed_the_rest_is(
     assert local.follow() and local.active.name == "one"
 
 
-def test_a_restart_whose_run_is_gone_serves_what_it_was_told(
+def test_a_restart_without_the_active_run_serves_its_argument(
     runs: Path, store: HistoryStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    here = copied(runs, tmp_path)
-    models(store, here, "one").switch("two")
-    (here / "two").rename(here / "aside")
-    again = models(store, here, "one")
+    folder = copy_runs(runs, tmp_path)
+    models(store, folder, "one").switch("two")
+    (folder / "two").rename(folder / "aside")
+    again = models(store, folder, "one")
     assert again.active.name == "one"
     assert again.status().active == "one"
     assert "The run two was active and cannot be served" in caplog.text
-    (here / "aside").rename(here / "two")
+    (folder / "aside").rename(folder / "two")
     assert again.switch("two").active == "two"
-    assert again.active.name == "two", "and not only said to be"
+    assert again.active.name == "two", "it is served, not only reported"
 
 
-def test_of_two_switches_at_once_one_wins_and_the_other_is_told(
+def test_of_two_concurrent_switches_one_wins_and_the_other_fails(
     runs: Path, store: HistoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = models(store, runs, "one"), models(store, runs, "one")
@@ -330,7 +330,7 @@ def test_of_two_switches_at_once_one_wins_and_the_other_is_told(
 
     def slow(folder: Path, *, cache_bytes: int) -> ServedModel:
         monkeypatch.undo()
-        second.switch("two")  # while the first is still loading
+        second.switch("two")  # while the first is loading
         return load(folder, cache_bytes=cache_bytes)
 
     shutil.copytree(runs / "one", runs / "three", dirs_exist_ok=True)
@@ -342,31 +342,33 @@ def test_of_two_switches_at_once_one_wins_and_the_other_is_told(
     assert first.active.name == second.active.name == "two"
 
 
-def test_a_replica_knows_what_others_switched_to_before_it_switches(runs: Path, store: HistoryStore) -> None:
+def test_a_replica_reads_the_active_run_before_it_switches(runs: Path, store: HistoryStore) -> None:
     first, second = models(store, runs, "one"), models(store, runs, "one")
     first.switch("two")
     assert second.switch("one").previous == "two"
     assert first.switch(None).active == "two"
 
 
-def test_a_run_that_cannot_be_followed_holds_up_no_switch(runs: Path, store: HistoryStore, tmp_path: Path) -> None:
-    here = copied(runs, tmp_path)
-    elsewhere, local = models(store, runs, "one"), models(store, here, "one")
+def test_an_unavailable_run_blocks_no_switch(runs: Path, store: HistoryStore, tmp_path: Path) -> None:
+    folder = copy_runs(runs, tmp_path)
+    elsewhere, local = models(store, runs, "one"), models(store, folder, "one")
     elsewhere.switch("two")
-    shutil.rmtree(here / "two")
+    shutil.rmtree(folder / "two")
     with pytest.raises(CannotSwitchError, match="no run called 'two'"):
         local.follow()
     assert local.active.name == "one"
-    assert local.switch("one").active == "one", "an administrator may take everyone back"
+    assert local.switch("one").active == "one", "an administrator may switch all replicas back"
     assert elsewhere.follow()
     assert elsewhere.active.name == "one"
 
 
-def test_a_run_that_cannot_be_followed_keeps_nobodys_history(runs: Path, store: HistoryStore, tmp_path: Path) -> None:
+def test_an_unavailable_run_does_not_keep_deleted_histories_cached(
+    runs: Path, store: HistoryStore, tmp_path: Path
+) -> None:
     shutil.copytree(runs / "one", tmp_path / "runs" / "one")
     engine = ServingEngine(models(store, tmp_path / "runs", "one"), store)
     models(store, runs, "one").switch("two")
-    store.append([Event(user="anna", item=item, time=place) for place, item in enumerate(HISTORY * 8)])
+    store.append([Event(user="anna", item=item, time=position) for position, item in enumerate(HISTORY * 8)])
     for _ in range(2):
         engine.answer([RecommendationQuery(user="anna")])
     caches = engine.models.active.kv_caches
@@ -380,14 +382,14 @@ def test_a_run_that_cannot_be_followed_keeps_nobodys_history(runs: Path, store: 
     assert engine.models.active.name == "one"
 
 
-def test_without_a_folder_of_runs_nothing_is_switched(runs: Path, store: HistoryStore) -> None:
+def test_without_a_folder_of_runs_a_switch_is_refused(runs: Path, store: HistoryStore) -> None:
     fixed = models(store, runs, "one", "two", fixed=True)
     with pytest.raises(CannotSwitchError, match="start it with --runs FOLDER to switch among them"):
         fixed.switch("two")
     assert fixed.status().switchable == []
 
 
-def test_one_of_two_may_become_the_active_one(runs: Path, store: HistoryStore) -> None:
+def test_either_of_two_models_may_become_active(runs: Path, store: HistoryStore) -> None:
     both = models(store, runs, "one", "two")
     assert both.named("two").name == "two"
     both.switch("two")
@@ -396,16 +398,16 @@ def test_one_of_two_may_become_the_active_one(runs: Path, store: HistoryStore) -
     assert [card.name for card in both.status().models] == ["one", "two"]
 
 
-def test_names_tell_models_apart(runs: Path, store: HistoryStore, tmp_path: Path) -> None:
+def test_two_models_need_different_names(runs: Path, store: HistoryStore, tmp_path: Path) -> None:
     shutil.copytree(runs / "two", tmp_path / "one")
-    served = [ServedModel.open(runs / "one"), ServedModel.open(tmp_path / "one")]
+    entries = [ServedModel.open(runs / "one"), ServedModel.open(tmp_path / "one")]
     with pytest.raises(InputError, match="two runs are both called 'one'"):
-        Models(served, runs=None, store=store)
+        Models(entries, runs=None, store=store)
     with pytest.raises(UnknownModelError, match="No model called 'three' is being served; there is: one"):
-        Models(served[:1], runs=None, store=store).named("three")
+        Models(entries[:1], runs=None, store=store).named("three")
 
 
-def test_a_model_that_does_not_answer_is_not_served(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_whose_test_query_fails_is_not_served(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recommender = ServedModel.open(runs / "one").recommender
     nothing = Recommendation(items=[ScoredItem(id="i01", title=None, score=float("nan"))])
     monkeypatch.setattr(recommender, "recommend", lambda *_, **__: nothing)

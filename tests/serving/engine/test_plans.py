@@ -1,4 +1,4 @@
-"""POST /plans: what the recommender plans, within bounds, and a sentence from a model that cannot."""
+"""POST /plans: the recommender's plan, its bounds, and a sentence from a model that cannot plan."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def two_models(recommender: Recommender, tmp_path_factory: pytest.TempPathFactor
         yield client
 
 
-def planned(client: Client, **body: Any) -> list[str]:
+def post_plan(client: Client, **body: Any) -> list[str]:
     return ids(client.post("/plans", json={"history": ["007"], **body}))
 
 
-def test_a_plan_is_the_recommenders(client: Client, recommender: Recommender) -> None:
+def test_the_service_returns_the_plan_of_the_recommender(client: Client, recommender: Recommender) -> None:
     answer = client.post("/plans", json={"history": ["007", "nobody", {"item": "7"}], "n": 3}).json()
     expected = msgspec.to_builtins(recommender.plan(["007", "nobody", "7"], 3))
     assert len(expected["items"]) == 3 and expected["unknown"] == ["nobody"]
@@ -43,23 +43,23 @@ def test_a_plan_is_the_recommenders(client: Client, recommender: Recommender) ->
 
 
 def test_options_reach_the_recommender(client: Client, recommender: Recommender) -> None:
-    assert planned(client) == recommender.plan(["007"], 5).ids
-    assert planned(client, n=50) == recommender.plan(["007"], 50).ids
-    assert set(planned(client, n=50)) == set(ITEMS) - {"007"}
-    assert set(planned(client, n=50, keep_seen=True)) == set(ITEMS)
-    assert set(planned(client, n=50, exclude=["a,b", 7])) == set(ITEMS) - {"007", "a,b", "7"}
-    assert set(planned(client, only=["7", "☕🫖", "nobody"])) == {"7", "☕🫖"}
-    assert set(planned(client, where={"room": ["kitchen"]})) == {"7", "x/y/../z", "é+&="}
-    assert planned(client, where={"room": ["kitchen"]}, only=["7", "a,b"]) == ["7"]
-    assert planned(client, only=["7"], repeats=True, n=3) == ["7"] * 3
-    assert planned(client, now="2026-01-01T00:00:00Z", beam=1) == recommender.plan(["007"], 5, beam=1).ids
+    assert post_plan(client) == recommender.plan(["007"], 5).ids
+    assert post_plan(client, n=50) == recommender.plan(["007"], 50).ids
+    assert set(post_plan(client, n=50)) == set(ITEMS) - {"007"}
+    assert set(post_plan(client, n=50, keep_seen=True)) == set(ITEMS)
+    assert set(post_plan(client, n=50, exclude=["a,b", 7])) == set(ITEMS) - {"007", "a,b", "7"}
+    assert set(post_plan(client, only=["7", "☕🫖", "nobody"])) == {"7", "☕🫖"}
+    assert set(post_plan(client, where={"room": ["kitchen"]})) == {"7", "x/y/../z", "é+&="}
+    assert post_plan(client, where={"room": ["kitchen"]}, only=["7", "a,b"]) == ["7"]
+    assert post_plan(client, only=["7"], repeats=True, n=3) == ["7"] * 3
+    assert post_plan(client, now="2026-01-01T00:00:00Z", beam=1) == recommender.plan(["007"], 5, beam=1).ids
 
 
-def test_a_users_plan_is_that_of_the_stored_events(client: Client, recommender: Recommender) -> None:
+def test_the_plan_of_a_user_uses_the_stored_events(client: Client, recommender: Recommender) -> None:
     post_events(client, {"user": "u", "item": "7", "time": 100}, {"user": "u", "item": "a,b", "time": 200})
     assert ids(client.post("/plans", json={"user": "u", "n": 2})) == recommender.plan(["7", "a,b"], 2).ids
-    nobody = client.post("/plans", json={"user": "nobody", "n": 2}).json()
-    assert (nobody["fallback"], [item["id"] for item in nobody["items"]]) == ("popularity", ITEMS[:2])
+    answer = client.post("/plans", json={"user": "nobody", "n": 2}).json()
+    assert (answer["fallback"], [item["id"] for item in answer["items"]]) == ("popularity", ITEMS[:2])
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_users_plan_is_that_of_the_stored_events(client: Client, recommender: 
         ({"history": ["7"], "now": 1e300}, 400, "no date"),
     ],
 )
-def test_what_cannot_be_planned(client: Client, body: dict[str, Any], status: int, sentence: str) -> None:
+def test_invalid_plans_are_refused(client: Client, body: dict[str, Any], status: int, sentence: str) -> None:
     assert_problem(client.post("/plans", json=body), status, sentence)
 
 

@@ -71,7 +71,7 @@ def client_fixture(recommender: Recommender, tmp_path_factory: pytest.TempPathFa
         yield client
 
 
-# --- answers ------------------------------------------------------------------------------------------------------
+# --- answers --------------------------------------------------------------------------------------------------------
 
 
 def test_recommendations(client: Client, recommender: Recommender) -> None:
@@ -88,15 +88,15 @@ def test_recommendations(client: Client, recommender: Recommender) -> None:
 
 
 def test_options_reach_the_recommender(client: Client) -> None:
-    def answered(**options: Any) -> set[str]:
+    def answer_ids(**options: Any) -> set[str]:
         return set(ids(client.post("/recommendations", json={"history": ["007"], "k": 100, **options})))
 
-    assert answered() == set(ITEMS) - {"007"}
-    assert answered(keep_seen=True) == set(ITEMS)
-    assert answered(exclude=["a,b", 7]) == set(ITEMS) - {"007", "a,b", "7"}
-    assert answered(only=["☕🫖", "nobody"]) == {"☕🫖"}
-    assert answered(now="2026-01-01T00:00:00Z") == set(ITEMS) - {"007"}
-    assert answered(now=1_700_000_000.5) == set(ITEMS) - {"007"}
+    assert answer_ids() == set(ITEMS) - {"007"}
+    assert answer_ids(keep_seen=True) == set(ITEMS)
+    assert answer_ids(exclude=["a,b", 7]) == set(ITEMS) - {"007", "a,b", "7"}
+    assert answer_ids(only=["☕🫖", "nobody"]) == {"☕🫖"}
+    assert answer_ids(now="2026-01-01T00:00:00Z") == set(ITEMS) - {"007"}
+    assert answer_ids(now=1_700_000_000.5) == set(ITEMS) - {"007"}
 
 
 def test_an_empty_history_is_answered_by_popularity(client: Client) -> None:
@@ -106,14 +106,14 @@ def test_an_empty_history_is_answered_by_popularity(client: Client) -> None:
 
 
 def test_entries_with_times_are_sorted(client: Client) -> None:
-    timed = [
+    entries = [
         {"item": "7", "time": "2026-01-02T00:00:00Z"},
         {"item": "007", "time": 1767225600, "value": 2, "kind": "buy"},
     ]
-    one = client.post("/recommendations", json={"history": timed}).json()
-    other = client.post("/recommendations", json={"history": ["007", "7"]}).json()
-    assert one == other
-    assert one != client.post("/recommendations", json={"history": ["7", "007"]}).json()
+    with_times = client.post("/recommendations", json={"history": entries}).json()
+    sorted_ids = client.post("/recommendations", json={"history": ["007", "7"]}).json()
+    assert with_times == sorted_ids
+    assert with_times != client.post("/recommendations", json={"history": ["7", "007"]}).json()
 
 
 def test_similar_items(client: Client, recommender: Recommender) -> None:
@@ -125,7 +125,7 @@ def test_similar_items(client: Client, recommender: Recommender) -> None:
 
 
 def test_the_framework_caches_no_id(client: Client) -> None:
-    """It caches every path that it routed; a user who is deleted must not stay there."""
+    """Litestar caches every routed path; a deleted user's id must not stay there."""
     routed = client.app.asgi_router.handle_routing.cache_info
     sizes = []
     for name in ITEMS:
@@ -149,8 +149,8 @@ def test_explanations(client: Client, recommender: Recommender) -> None:
     assert answer["contributions"][1] == {"item": "nobody", "title": None, "known": False, "contribution": None}
     assert answer["attention"][0]["columns"] == [0, 2]
     assert client.post("/explanations", json={"history": history, "attention": False}).json()["attention"] == []
-    seen = client.post("/explanations", json={"history": history, "item": 7}).json()
-    assert (seen["item"]["id"], seen["rank"]) == ("7", None), "a seen item may be explained and is no answer"
+    seen_item = client.post("/explanations", json={"history": history, "item": 7}).json()
+    assert (seen_item["item"]["id"], seen_item["rank"]) == ("7", None), "a seen item can be explained but has no rank"
     unseen = client.post("/explanations", json={"history": history, "item": 7, "keep_seen": True}).json()
     assert unseen["rank"] >= 1
 
@@ -165,11 +165,11 @@ def test_explanations(client: Client, recommender: Recommender) -> None:
         ({"history": ["7"], "model": "third"}, 404, "No model called 'third' is being served; there is: first."),
     ],
 )
-def test_what_cannot_be_explained(client: Client, body: dict[str, Any], status: int, sentence: str) -> None:
+def test_invalid_explanations_are_refused(client: Client, body: dict[str, Any], status: int, sentence: str) -> None:
     assert_problem(client.post("/explanations", json=body), status, sentence)
 
 
-# --- problems -----------------------------------------------------------------------------------------------------
+# --- problems -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_the_largest_request(client: Client) -> None:
 
 
 def test_a_body_too_large_without_a_content_length(client: Client) -> None:
-    """test_hostile has the one with a Content-Length."""
+    """test_hostile has the case with a Content-Length."""
 
     def pieces() -> Iterator[bytes]:
         yield b'{"history": ["'
@@ -265,10 +265,10 @@ def test_a_bug_is_a_problem_without_a_traceback(
         assert "secret" not in response.text
     assert caplog.text.count("RuntimeError: the secret inside") == 2
     monkeypatch.undo()
-    assert client.get("/users/u/recommendations").status_code == 200, "the thread that answers has survived"
+    assert client.get("/users/u/recommendations").status_code == 200, "the thread of the engine is alive"
 
 
-# --- too much at once ---------------------------------------------------------------------------------------------
+# --- overload -------------------------------------------------------------------------------------------------------
 
 
 class Gate:
@@ -278,23 +278,21 @@ class Gate:
         self.reached, self.opened = threading.Event(), threading.Event()
 
     def before(self, work: Any) -> Any:
-        def held(*arguments: Any, **options: Any) -> Any:
+        def wait(*arguments: Any, **options: Any) -> Any:
             self.reached.set()
             assert self.opened.wait(20)
             return work(*arguments, **options)
 
-        return held
+        return wait
 
 
-async def _asking(service: Service, questions: Any, app: Any = None) -> Any:
+async def _run_queries(service: Service, send: Any, app: Any = None) -> Any:
     transport = httpx.ASGITransport(app or guarded(service))
     async with service.running(), httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-        return await questions(client)
+        return await send(client)
 
 
-def test_past_the_queue_the_answer_is_503(
-    recommender: Recommender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_queue_answers_503(recommender: Recommender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_module, "MAX_QUERIES", 3)
     monkeypatch.setattr(service_module, "MAX_WRITES", 2)
     service = small_service(tmp_path / "s", recommender)
@@ -303,12 +301,12 @@ def test_past_the_queue_the_answer_is_503(
     monkeypatch.setattr(recommender, "answer", gate.before(recommender.answer))
     monkeypatch.setattr(service.store, "append", gate.before(service.store.append))
 
-    async def questions(client: httpx.AsyncClient) -> tuple[list[httpx.Response], list[httpx.Response], str]:
+    async def send(client: httpx.AsyncClient) -> tuple[list[httpx.Response], list[httpx.Response], str]:
         queries = [asyncio.ensure_future(client.get("/users/u/recommendations")) for _ in range(5)]
         event = {"user": "u", "item": "7"}
         writes = [asyncio.ensure_future(client.post("/events", json=event)) for _ in range(5)]
-        refused, _ = await asyncio.wait(queries + writes, timeout=0.3)
-        assert len(refused) == 5, "the others wait for the gate"
+        responses, _ = await asyncio.wait(queries + writes, timeout=0.3)
+        assert len(responses) == 5, "the others wait for the gate"
         assert (await client.get("/health/live")).status_code == 200
         waiting = (await client.get("/metrics")).text
         assert 'segue_queue_length{queue="answers"} 3.0' in waiting and 'queue="events"} 2.0' in waiting
@@ -317,16 +315,16 @@ def test_past_the_queue_the_answer_is_503(
         receipts = await asyncio.gather(*writes)
         return answers, receipts, (await client.get("/metrics")).text
 
-    answers, receipts, metrics = asyncio.run(_asking(service, questions, app))
+    answers, receipts, metrics = asyncio.run(_run_queries(service, send, app))
     assert [answer.status_code for answer in answers] == [200] * 3 + [503] * 2
     assert [answer.status_code for answer in receipts] == [200] * 2 + [503] * 3
-    for refused in [answer for answer in answers + receipts if answer.status_code == 503]:
-        assert_problem(refused, 503, "requests wait already; retry in a moment")
-        assert refused.headers["retry-after"] == "1"
+    for response in [answer for answer in answers + receipts if answer.status_code == 503]:
+        assert_problem(response, 503, "requests wait already; retry in a moment")
+        assert response.headers["retry-after"] == "1"
     assert 'segue_unavailable_total{reason="queue"} 5.0' in metrics
 
 
-def test_past_the_deadline_the_answer_is_503(
+def test_a_missed_deadline_answers_503(
     recommender: Recommender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_module, "DEADLINE", 0.05)
@@ -335,15 +333,15 @@ def test_past_the_deadline_the_answer_is_503(
     gate = Gate()
     monkeypatch.setattr(recommender, "answer", gate.before(recommender.answer))
 
-    async def questions(client: httpx.AsyncClient) -> list[httpx.Response]:
+    async def send(client: httpx.AsyncClient) -> list[httpx.Response]:
         late = await client.get("/users/u/recommendations")
         gate.opened.set()
         return [late, await client.get("/users/u/recommendations")]
 
-    late, answered = asyncio.run(_asking(service, questions, app))
+    late, next_response = asyncio.run(_run_queries(service, send, app))
     assert_problem(late, 503, "no answer within 0.05 s; retry")
     assert late.headers["retry-after"] == "1"
-    assert answered.status_code == 200
+    assert next_response.status_code == 200
 
 
 def test_a_slow_explanation_or_search_blocks_no_other_request(
@@ -356,7 +354,7 @@ def test_a_slow_explanation_or_search_blocks_no_other_request(
     catalogue = models_of(service).active.catalogue
     monkeypatch.setattr(catalogue, "search", gate.before(catalogue.search))
 
-    async def questions(client: httpx.AsyncClient) -> list[httpx.Response]:
+    async def send(client: httpx.AsyncClient) -> list[httpx.Response]:
         slow = [
             asyncio.ensure_future(client.post("/explanations", json={"history": ["7", "007"]})),
             asyncio.ensure_future(client.get("/items")),
@@ -368,18 +366,18 @@ def test_a_slow_explanation_or_search_blocks_no_other_request(
         gate.opened.set()
         return list(await asyncio.gather(*slow))
 
-    assert [answer.status_code for answer in asyncio.run(_asking(service, questions, app))] == [200, 200]
+    assert [answer.status_code for answer in asyncio.run(_run_queries(service, send, app))] == [200, 200]
 
 
 def test_a_bad_query_in_a_batch_does_not_affect_the_others(recommender: Recommender, tmp_path: Path) -> None:
     service = small_service(tmp_path / "s", recommender)
 
-    async def questions(client: httpx.AsyncClient) -> list[httpx.Response]:
+    async def send(client: httpx.AsyncClient) -> list[httpx.Response]:
         bad = ["model=third", "where=colour:red", "where=red"]
         requests = [client.get(f"/users/u/recommendations?{text}") for text in [*bad, "", "exclude=7", "only=7"]]
         return list(await asyncio.gather(*requests))
 
-    answers = asyncio.run(_asking(service, questions))
+    answers = asyncio.run(_run_queries(service, send))
     assert [answer.status_code for answer in answers] == [404, 400, 400, 200, 200, 200]
     assert_problem(answers[1], 400, "no column 'colour' to filter by; its columns are: none.")
     assert ids(answers[3]) == ITEMS
@@ -387,7 +385,7 @@ def test_a_bad_query_in_a_batch_does_not_affect_the_others(recommender: Recommen
     assert ids(answers[5]) == ["7"]
 
 
-# --- the document and the pages -----------------------------------------------------------------------------------
+# --- the document and the pages -------------------------------------------------------------------------------------
 
 
 def test_health(client: Client) -> None:
@@ -397,15 +395,15 @@ def test_health(client: Client) -> None:
 
 def test_the_document_lists_every_route_and_every_answer(client: Client) -> None:
     document = client.get("/schema/openapi.json").json()
-    listed = {
+    statuses = {
         (method, path): {int(status) for status in operation["responses"]} - {200}
         for path, methods in document["paths"].items()
         for method, operation in methods.items()
     }
     by_guard = {
         route: {403, 414} | (set() if route[1].startswith("/health") else {401, 429}) for route in ROUTES
-    }  # a probe has no key and is never too frequent
-    assert listed == {route: own | by_guard[route] for route, own in ROUTES.items()}
+    }  # a probe needs no key and has no rate limit
+    assert statuses == {route: own | by_guard[route] for route, own in ROUTES.items()}
     for method, path in ROUTES:
         for status, answer in document["paths"][path][method]["responses"].items():
             kinds = ["application/json", "text/plain"] if status == "200" else ["application/problem+json"]
@@ -413,7 +411,7 @@ def test_the_document_lists_every_route_and_every_answer(client: Client) -> None
 
 
 def test_every_unsafe_route_has_a_role(client: Client) -> None:
-    """A route without one would need the role admin."""
+    """A route without a role would need the role admin."""
     document = client.get("/schema/openapi.json").json()
     unsafe = {
         (method.upper(), path.split("/")[1].encode(), path.count("/"))
@@ -449,21 +447,21 @@ def test_the_pages_load_nothing_from_elsewhere(client: Client, path: str) -> Non
     page = client.get(path)
     assert page.headers["content-type"].startswith("text/html")
     assert not re.search(r"""(src|href)=["']?(https?:|//)""", page.text)
-    loaded = re.findall(r"""(?:src|href)=["']?(/?page/[\w.-]+)""", page.text)
-    assert loaded
-    for name in loaded:
+    names = re.findall(r"""(?:src|href)=["']?(/?page/[\w.-]+)""", page.text)
+    assert names
+    for name in names:
         file = client.get(f"/{name.removeprefix('/')}")
         assert file.status_code == 200, name
         kinds = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
         assert file.headers["content-type"].startswith(kinds[name.rpartition(".")[2]])
 
 
-# --- before it serves ---------------------------------------------------------------------------------------------
+# --- before serving -------------------------------------------------------------------------------------------------
 
 
-def test_a_port_in_use_or_an_address_of_another_machine_is_a_sentence() -> None:
-    with listening_socket("127.0.0.1", 0) as taken:
-        port = taken.getsockname()[1]
+def test_a_port_in_use_or_a_foreign_address_is_refused_with_a_sentence() -> None:
+    with listening_socket("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
         with pytest.raises(InputError, match=f"Port {port} of 127.0.0.1 is in use; choose another with --port"):
             listening_socket("127.0.0.1", port)
     with pytest.raises(InputError, match="is not an address of this machine"):
@@ -472,12 +470,12 @@ def test_a_port_in_use_or_an_address_of_another_machine_is_a_sentence() -> None:
         listening_socket("127.0.0.1", 99999)
 
 
-def test_serving_brings_no_training_code() -> None:
+def test_serving_imports_no_training_code() -> None:
     code = (
         "import sys, segue.serving.http.server\n"
         "rooms = {name.split('.')[1] for name in sys.modules if name.startswith('segue.')}\n"
         "assert 'recommend' in rooms\n"
         "sys.exit(' '.join(rooms & {'training', 'objective', 'evaluation', 'api'}) or 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert process.returncode == 0, process.stderr

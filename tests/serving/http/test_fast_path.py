@@ -1,4 +1,4 @@
-"""What is answered past the framework is answered as the framework answers it, failures included."""
+"""The fast path answers like the framework, errors included."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def client_fixture(service: Service) -> Iterator[Client]:
 
 
 def both(client: Client, monkeypatch: pytest.MonkeyPatch, method: str, path: str, **more: Any) -> list[httpx.Response]:
-    """The response of the fast path, then the framework's. In a path, {} is a new user."""
+    """The responses of the fast path and of the framework. In a path, {} is a new user."""
     responses, plain, used = [], fast_request, []
 
     def counted(*arguments: Any) -> Any:
@@ -43,7 +43,7 @@ def both(client: Client, monkeypatch: pytest.MonkeyPatch, method: str, path: str
     for request in (counted, lambda *_: None):
         monkeypatch.setattr(app_module, "fast_request", request)
         responses.append(client.request(method, path.format(f"user-{next(USERS)}"), **more))
-    assert used[0] is not None, "the request is not as plain as this test thinks"
+    assert used[0] is not None, "the request did not take the fast path"
     return responses
 
 
@@ -55,9 +55,9 @@ def assert_alike(responses: list[httpx.Response], status: int) -> None:
 
 def test_a_known_user(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     assert client.post("/events", json={"user": "ann", "item": "2"}).status_code == 200
-    answered = both(client, monkeypatch, "GET", "/users/ann/recommendations")
-    assert_alike(answered, 200)
-    assert len(answered[0].json()["items"]) == 4, "all but the seen one"
+    responses = both(client, monkeypatch, "GET", "/users/ann/recommendations")
+    assert_alike(responses, 200)
+    assert len(responses[0].json()["items"]) == 4, "all items but the seen one"
     assert_alike(both(client, monkeypatch, "GET", "/users/ann/recommendations?k=2"), 200)
 
 

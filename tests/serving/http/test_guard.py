@@ -27,18 +27,18 @@ USER = "alice"
 
 
 class Answer:
-    """A response as it was sent."""
+    """The response that was sent."""
 
     def __init__(self, messages: list[dict[str, Any]]) -> None:
         start, *rest = messages or [{"status": 0, "headers": []}]
         self.status: int = start["status"]
         self.pairs = [(name.decode(), value.decode()) for name, value in start["headers"]]
         self.headers = dict(self.pairs)
-        assert len(self.headers) == len(self.pairs), "a header came twice"
+        assert len(self.headers) == len(self.pairs), "a header was sent twice"
         self.body = b"".join(message.get("body", b"") for message in rest)
 
     def problem(self, status: int) -> str:
-        """The sentence of the problem that this must be."""
+        """The detail of the problem that this response must be."""
         problem = json.loads(self.body)
         assert (self.status, problem["status"], set(problem)) == (status, status, {"title", "status", "detail"})
         assert self.headers["content-type"] == "application/problem+json"
@@ -59,12 +59,12 @@ def ask(
     client: str | None = "192.0.2.1",
     gone: bool = False,
 ) -> Answer:
-    """Send one request as the server passes it on."""
+    """Send one request as an ASGI server does."""
     sent: list[dict[str, Any]] = []
     raw, _, query = path.partition("?")
-    named = {"host": "localhost:8000", **({"content-length": str(len(body))} if body else {}), **(headers or {})}
+    fields = {"host": "localhost:8000", **({"content-length": str(len(body))} if body else {}), **(headers or {})}
     if key is not None:
-        named["authorization"] = f"Bearer {key}"
+        fields["authorization"] = f"Bearer {key}"
     scope = {
         "type": "http",
         "method": method,
@@ -76,7 +76,7 @@ def ask(
         "scheme": "http",
         "server": ("127.0.0.1", 8000),
         "client": client and (client, 50000),
-        "headers": [(name.encode(), value.encode()) for name, value in named.items()],
+        "headers": [(name.encode(), value.encode()) for name, value in fields.items()],
     }
 
     async def receive() -> dict[str, Any]:
@@ -114,8 +114,8 @@ THREE_KEYS = Keys({"read": [KEYS["read"]], "write": [KEYS["write"]], "admin": [K
 
 
 def guard(app: Any, *, keys: bool = False, **options: Any) -> Guard:
-    known = THREE_KEYS if keys else Keys({})
-    return Guard(app, **{"keys": known, "metrics": Metrics(), "max_body_bytes": 1000, **options})
+    all_keys = THREE_KEYS if keys else Keys({})
+    return Guard(app, **{"keys": all_keys, "metrics": Metrics(), "max_body_bytes": 1000, **options})
 
 
 ROUTES: dict[str, str | None] = {
@@ -142,7 +142,7 @@ ROUTES: dict[str, str | None] = {
     "DELETE /users/a%2Fb": "write",
     "PUT /model": "admin",
     "POST /model/rollback": "admin",
-    # what there is not: closed, and what would change something closed best
+    # unknown routes need a key too, those that would change something the role admin
     "GET /nothing/here": "read",
     "GET /healthy": "read",
     "GET /schemas": "read",
@@ -161,29 +161,29 @@ ROUTES: dict[str, str | None] = {
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_each_route_takes_the_keys_of_its_role_and_no_others(inner: Inner, route: str) -> None:
+def test_each_route_accepts_the_keys_of_its_role_and_no_others(inner: Inner, route: str) -> None:
     app = guard(inner, keys=True)
     method, path = route.split(" ")
     body = b"{}" if method in ("POST", "PUT") else b""
-    passed = []
+    accepted = []
     for name, key in {"none": None, "wrong": WRONG, **KEYS}.items():
         before = len(inner.requests)
         answer = ask(app, method, path, key=key, body=body, headers=JSON)
         if answer.status == 200:
-            passed.append(name)
+            accepted.append(name)
             assert len(inner.requests) == before + 1
             continue
-        assert len(inner.requests) == before, "it was refused and still carried out"
+        assert len(inner.requests) == before, "a refused request reached the application"
         if name in KEYS:
             assert f"the role {ROUTES[route]}" in answer.problem(403)
         else:
             assert "Authorization: Bearer KEY" in answer.problem(401)
             assert answer.headers["www-authenticate"] == "Bearer"
     role = ROUTES[route]
-    assert passed == (["none", "wrong", *KEYS] if role is None else [role])
+    assert accepted == (["none", "wrong", *KEYS] if role is None else [role])
 
 
-def test_a_key_with_two_roles_opens_both(inner: Inner) -> None:
+def test_a_key_with_two_roles_has_both(inner: Inner) -> None:
     app = Guard(inner, keys=Keys({"read": [WRONG], "write": [WRONG]}), metrics=Metrics(), max_body_bytes=1000)
     answers = [ask(app, *route.split(" "), key=WRONG).status for route in ("GET /items", "POST /events", "PUT /model")]
     assert answers == [200, 200, 403]
@@ -198,18 +198,18 @@ def test_refusals_do_not_repeat_the_key(inner: Inner) -> None:
     assert not any(key.encode() in output for key in (WRONG, *KEYS.values()))
 
 
-def routed(reached: list[str]) -> Litestar:
+def app_with_routes(calls: list[str]) -> Litestar:
     @post("/events", status_code=200)
     async def events() -> None:
-        reached.append("events")
+        calls.append("events")
 
     @delete("/users/{id:str}", status_code=200)
     async def forget(id: FromPath[str]) -> None:
-        reached.append(id)
+        calls.append(id)
 
     @put("/model")
     async def swap() -> None:
-        reached.append("model")
+        calls.append("model")
 
     @get("/users/{id:str}/history")
     async def history(id: FromPath[str]) -> str:
@@ -235,28 +235,28 @@ def routed(reached: list[str]) -> Litestar:
         )
     ],
 )
-def test_no_spelling_of_a_path_gets_around_the_keys(route: str) -> None:
-    reached: list[str] = []
-    app = guard(routed(reached), keys=True)
+def test_no_spelling_of_a_path_bypasses_the_keys(route: str) -> None:
+    calls: list[str] = []
+    app = guard(app_with_routes(calls), keys=True)
     method, path = route.split(" ")
     assert ask(app, method, path, key=KEYS["read"]).status == 403
     assert ask(app, method, path).status == 401
-    assert reached == []
+    assert calls == []
     assert 200 in [ask(app, method, path, key=KEYS[role]).status for role in ("write", "admin")]
-    assert len(reached) == 1
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize(
     "path", ["/events%2F", "/%2Fevents", "/page/../events", "/page%2F..%2Fevents", "/health/..//events"]
 )
-def test_disguised_paths_are_closed_to_other_keys(inner: Inner, path: str) -> None:
+def test_encoded_paths_need_the_same_role(inner: Inner, path: str) -> None:
     app = guard(inner, keys=True)
     for key in (None, WRONG, KEYS["read"], KEYS["write"]):
         assert ask(app, "POST", path, key=key).status in (401, 403)
     assert inner.requests == []
 
 
-def test_without_keys_everyone_may_do_everything(inner: Inner) -> None:
+def test_without_keys_every_route_is_open(inner: Inner) -> None:
     app = guard(inner)
     for route in ROUTES:
         assert ask(app, *route.split(" ")).status == 200
@@ -314,25 +314,25 @@ def test_a_page_of_another_site_changes_nothing(inner: Inner, keys: bool, origin
 
 
 @pytest.mark.parametrize("origin", ["http://localhost:8000", "https://LOCALHOST:8000", "https://shop.example"])
-def test_the_own_page_and_named_sites_may(inner: Inner, origin: str) -> None:
+def test_own_page_and_allowed_origins_may_change_things(inner: Inner, origin: str) -> None:
     app = guard(inner, keys=True, allowed_origins=["https://Shop.example/"])
     assert from_page(app, "POST", origin).status == 200
 
 
-def test_safe_methods_pass_whatever_the_origin(inner: Inner) -> None:
+def test_safe_methods_pass_for_every_origin(inner: Inner) -> None:
     answer = ask(guard(inner), headers={"origin": "https://evil.example"})
     assert answer.status == 200
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
-def test_cors_is_for_named_origins_only(inner: Inner) -> None:
+def test_cors_allows_named_origins_only(inner: Inner) -> None:
     app = guard(inner, keys=True, allowed_origins=["https://shop.example", "http://localhost:3000"])
     for origin in ("https://shop.example", "http://localhost:3000"):
         answer = from_page(app, "POST", origin)
         assert answer.headers["access-control-allow-origin"] == origin
         assert "x-request-id" in answer.headers["access-control-expose-headers"]
-        refused = ask(app, headers={"origin": origin})
-        assert (refused.status, refused.headers["access-control-allow-origin"]) == (401, origin)
+        response = ask(app, headers={"origin": origin})
+        assert (response.status, response.headers["access-control-allow-origin"]) == (401, origin)
     for origin in ("https://evil.example", "https://shop.example.evil.example", "http://shop.example", "null"):
         answer = ask(app, key=KEYS["read"], headers={"origin": origin})
         assert not [name for name in answer.headers if name.startswith("access-control")]
@@ -342,15 +342,15 @@ def test_cors_is_for_named_origins_only(inner: Inner) -> None:
 
 def test_preflight(inner: Inner) -> None:
     app = guard(inner, keys=True, allowed_origins=["https://shop.example"])
-    asks = {"access-control-request-method": "DELETE", "access-control-request-headers": "authorization"}
-    answer = ask(app, "OPTIONS", "/users/x", headers={"origin": "https://shop.example", **asks})
+    headers = {"access-control-request-method": "DELETE", "access-control-request-headers": "authorization"}
+    answer = ask(app, "OPTIONS", "/users/x", headers={"origin": "https://shop.example", **headers})
     assert (answer.status, answer.body) == (204, b"")
     assert answer.headers["access-control-allow-origin"] == "https://shop.example"
     assert "DELETE" in answer.headers["access-control-allow-methods"]
     assert {"authorization", "content-type"} <= {*answer.headers["access-control-allow-headers"].split(", ")}
-    assert ask(app, "OPTIONS", "/users/x", headers={"origin": "https://evil.example", **asks}).status == 401
+    assert ask(app, "OPTIONS", "/users/x", headers={"origin": "https://evil.example", **headers}).status == 401
     assert ask(app, "OPTIONS", "/users/x", headers={"origin": "https://shop.example"}).status == 401
-    assert ask(guard(inner, keys=True), "OPTIONS", "/users/x", headers=asks).status == 401
+    assert ask(guard(inner, keys=True), "OPTIONS", "/users/x", headers=headers).status == 401
     assert inner.requests == []
 
 
@@ -372,7 +372,7 @@ def test_rate_limit_by_address_and_by_key(inner: Inner) -> None:
     assert statuses(key=KEYS["read"]) == [200, 200, 429, 429]
     assert statuses(key=KEYS["read"], client="192.0.2.2") == [429] * 4  # the same key elsewhere
     assert statuses(key=KEYS["admin"]) == [403, 403, 429, 429]  # another key at the same address
-    assert statuses(key=WRONG) == [401, 401, 429, 429]  # guessing is limited by address
+    assert statuses(key=WRONG) == [401, 401, 429, 429]  # wrong keys are limited by address
     assert statuses(path="/") == [429] * 4
     assert statuses(client="192.0.2.3") == [401, 401, 429, 429]
     assert statuses(client=None) == [401, 401, 429, 429]
@@ -402,7 +402,7 @@ def test_bodies_are_json(inner: Inner, method: str) -> None:
     assert inner.requests == []
     for right in ("application/json", "Application/JSON ; charset=utf-8"):
         assert ask(app, method, "/events", body=b"{}", headers={"content-type": right}).status == 200
-    assert ask(app, method, "/events").status == 200  # no body: the application says what it wants
+    assert ask(app, method, "/events").status == 200  # no body: left to the application
 
 
 def test_bodies_are_bounded(inner: Inner) -> None:
@@ -422,18 +422,18 @@ def test_paths_and_queries_are_bounded(inner: Inner) -> None:
     assert len(inner.requests) == 2
 
 
-@pytest.mark.parametrize("given", ["a", "A-z_0.9", "x" * 64])
-def test_a_request_id_is_taken(inner: Inner, given: str) -> None:
-    answer = ask(guard(inner), headers={"x-request-id": given})
-    assert (answer.headers["x-request-id"], inner.request_ids) == (given, [given])
+@pytest.mark.parametrize("request_id", ["a", "A-z_0.9", "x" * 64])
+def test_a_valid_request_id_is_kept(inner: Inner, request_id: str) -> None:
+    answer = ask(guard(inner), headers={"x-request-id": request_id})
+    assert (answer.headers["x-request-id"], inner.request_ids) == (request_id, [request_id])
 
 
-@pytest.mark.parametrize("given", ["", "x" * 65, "a b", 'a"b', "a\n", "é", "<b>"])
-def test_an_invalid_request_id_is_replaced(inner: Inner, given: str) -> None:
+@pytest.mark.parametrize("request_id", ["", "x" * 65, "a b", 'a"b', "a\n", "é", "<b>"])
+def test_an_invalid_request_id_is_replaced(inner: Inner, request_id: str) -> None:
     app = guard(inner)
-    created = {ask(app, headers={"x-request-id": given}).headers["x-request-id"] for _ in range(3)}
+    created = {ask(app, headers={"x-request-id": request_id}).headers["x-request-id"] for _ in range(3)}
     assert len(created) == 3 and all(
-        CLIENT_REQUEST_ID.fullmatch(one.encode()) and given not in one.split() for one in created
+        CLIENT_REQUEST_ID.fullmatch(one.encode()) and request_id not in one.split() for one in created
     )
     assert {*inner.request_ids} == created and REQUEST_ID.get() is None
 
@@ -460,8 +460,8 @@ def test_every_response_has_the_security_headers(inner: Inner, route: str, keys:
     assert headers["cache-control"] == ("no-cache" if path.startswith("/page/") else "no-store")
 
 
-class Watched:
-    """A guard with its log and its metrics at hand."""
+class LoggedGuard:
+    """A guard with access to its log and its metrics."""
 
     def __init__(self, app: Any, **options: Any) -> None:
         self.stream = io.BytesIO()
@@ -472,7 +472,7 @@ class Watched:
         entries = [json.loads(line) for line in self.stream.getvalue().splitlines()]
         return [(line["method"], line["route"], line["status"]) for line in entries]
 
-    def counted(self, method: str, route: str, status: int) -> bool:
+    def is_counted(self, method: str, route: str, status: int) -> bool:
         line = f'segue_requests_total{{method="{method}",route="{route}",status="{status}"}} 1.0'
         return line in self.metrics.render()[0].decode().splitlines()
 
@@ -486,8 +486,8 @@ def records_in_memory() -> Iterator[io.BytesIO]:
     logging.getLogger().removeHandler(handler)
 
 
-def test_requests_are_known_by_their_template_never_by_their_path() -> None:
-    watched = Watched(routed([]), rate_limit=RateLimit(6))
+def test_requests_are_logged_by_route_template_not_by_path() -> None:
+    logged_guard = LoggedGuard(app_with_routes([]), rate_limit=RateLimit(6))
     expected = {
         f"GET /users/{USER}/history": ("GET", "/users/{id}/history", 200),
         f"DELETE /users/{USER}": ("DELETE", "/users/{id}", 200),
@@ -498,12 +498,12 @@ def test_requests_are_known_by_their_template_never_by_their_path() -> None:
         f"PUT /{USER}": ("PUT", "guard", 429),
     }
     for route in expected:
-        ask(watched.app, *route.split(" "))
-    logged = watched.lines()
+        ask(logged_guard.app, *route.split(" "))
+    logged = logged_guard.lines()
     assert logged[-1] == ("PUT", "guard", 429)
     assert logged == [*expected.values()]
-    assert all(watched.counted(*each) for each in logged)
-    assert USER.encode() not in watched.stream.getvalue() + watched.metrics.render()[0]
+    assert all(logged_guard.is_counted(*each) for each in logged)
+    assert USER.encode() not in logged_guard.stream.getvalue() + logged_guard.metrics.render()[0]
 
 
 def test_the_time_of_a_request_is_measured() -> None:
@@ -512,62 +512,62 @@ def test_the_time_of_a_request_is_measured() -> None:
         await asyncio.sleep(0.03)
         await send({"type": "http.response.body", "body": b""})
 
-    watched = Watched(slow)
-    answer = ask(watched.app)
-    line = json.loads(watched.stream.getvalue())
+    logged_guard = LoggedGuard(slow)
+    answer = ask(logged_guard.app)
+    line = json.loads(logged_guard.stream.getvalue())
     assert 30 <= line["milliseconds"] < 1000
     assert line["request_id"] == answer.headers["x-request-id"]
-    assert 'segue_request_seconds_bucket{le="0.025",route="unmatched"} 0.0' in watched.metrics.render()[0].decode()
+    assert 'segue_request_seconds_bucket{le="0.025",route="unmatched"} 0.0' in logged_guard.metrics.render()[0].decode()
 
 
-def test_an_exception_of_the_application_is_a_problem_without_its_message(errors: io.BytesIO) -> None:
+def test_an_exception_of_the_application_is_a_problem_without_the_message(errors: io.BytesIO) -> None:
     async def broken(_scope: Any, _receive: Any, _send: Any) -> None:
         raise KeyError(USER)
 
-    watched = Watched(broken)
-    answer = ask(watched.app, path=f"/users/{USER}", headers={"x-request-id": "r-1"})
+    logged_guard = LoggedGuard(broken)
+    answer = ask(logged_guard.app, path=f"/users/{USER}", headers={"x-request-id": "r-1"})
     assert "The service failed to answer" in answer.problem(500)
     assert USER.encode() not in answer.body and answer.headers["x-content-type-options"] == "nosniff"
-    assert watched.counted("GET", "unmatched", 500)
+    assert logged_guard.is_counted("GET", "unmatched", 500)
     (record,) = [json.loads(line) for line in errors.getvalue().splitlines()]
     assert (record["level"], record["request_id"]) == ("error", "r-1")
     assert "in broken" in record["traceback"] and USER not in errors.getvalue().decode()
 
 
-def test_an_exception_after_the_response_began_adds_nothing_to_it(errors: io.BytesIO) -> None:
+def test_an_exception_after_the_response_start_sends_nothing_more(errors: io.BytesIO) -> None:
     async def broken(_scope: Any, _receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         raise KeyError(USER)
 
-    watched = Watched(broken)
-    answer = ask(watched.app)
+    logged_guard = LoggedGuard(broken)
+    answer = ask(logged_guard.app)
     assert (answer.status, answer.body) == (200, b"")
-    assert watched.lines() == [("GET", "unmatched", 200)]
+    assert logged_guard.lines() == [("GET", "unmatched", 200)]
     assert b"KeyError" in errors.getvalue()
 
 
-def test_a_client_that_left_is_counted() -> None:
+def test_a_disconnected_client_is_counted() -> None:
     @post("/events", status_code=200)
     async def events(request: Request[Any, Any, Any]) -> str:
         return str(len(await request.body()))
 
-    watched = Watched(Litestar([events], openapi_config=None, logging_config=None))
-    ask(watched.app, "POST", "/events", body=b"{}", headers=JSON, gone=True)
-    assert watched.lines() == [("POST", "/events", 499)]
-    assert watched.counted("POST", "/events", 499)
+    logged_guard = LoggedGuard(Litestar([events], openapi_config=None, logging_config=None))
+    ask(logged_guard.app, "POST", "/events", body=b"{}", headers=JSON, gone=True)
+    assert logged_guard.lines() == [("POST", "/events", 499)]
+    assert logged_guard.is_counted("POST", "/events", 499)
 
 
-def test_a_request_that_is_cancelled_is_counted() -> None:
+def test_a_cancelled_request_is_counted() -> None:
     async def endless(_scope: Any, _receive: Any, _send: Any) -> None:
         raise asyncio.CancelledError
 
-    watched = Watched(endless)
+    logged_guard = LoggedGuard(endless)
     with pytest.raises(asyncio.CancelledError):
-        ask(watched.app)
-    assert watched.counted("GET", "unmatched", 499)
+        ask(logged_guard.app)
+    assert logged_guard.is_counted("GET", "unmatched", 499)
 
 
-def test_headers_of_the_application_stay_and_its_message_is_its_own() -> None:
+def test_headers_of_the_application_are_kept_and_its_message_is_not_changed() -> None:
     start = {"type": "http.response.start", "status": 200, "headers": ((b"content-type", b"text/plain"),)}
 
     async def repeating(_scope: Any, _receive: Any, send: Any) -> None:
@@ -593,7 +593,7 @@ def test_lifespan_passes_and_websockets_do_not() -> None:
     async def receive() -> dict[str, Any]:
         return {}
 
-    guarded = guard(app)
+    guard_app = guard(app)
     for kind in ("lifespan", "websocket"):
-        asyncio.run(guarded({"type": kind}, receive, send))
+        asyncio.run(guard_app({"type": kind}, receive, send))
     assert (kinds, sent) == (["lifespan"], [{"type": "websocket.close", "code": 1008}])

@@ -132,12 +132,12 @@ def ask(address: str, method: str, target: str, body: bytes = b"", **headers: st
         connection.close()
 
 
-# --- ids ----------------------------------------------------------------------------------------------------------
+# --- ids ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_an_id_comes_back_as_it_went_in(address: str, client: httpx.Client, name: str) -> None:
-    """As a user, as an item that is known and one that is not, as a kind and as an event's id."""
+def test_an_id_is_returned_unchanged(address: str, client: httpx.Client, name: str) -> None:
+    """As a user, a known item, an unknown item, a kind and an event's id."""
     unknown = f"{name} unknown"
     event = {"user": name, "item": name, "kind": name, "id": name, "time": 1}
     assert post_events(client, event, {"user": name, "item": unknown, "time": 2}, event) == {
@@ -146,19 +146,21 @@ def test_an_id_comes_back_as_it_went_in(address: str, client: httpx.Client, name
         "unknown": [unknown],
     }
     path = f"/users/{quote(name, safe='')}"
-    dotted = path.replace(".", "%2e")  # a client may fold dots away, encoded ones it must not
-    status, history = ask(address, "GET", f"{dotted}/history")
+    encoded_path = path.replace(".", "%2e")  # a client may resolve dots, but not encoded ones
+    status, history = ask(address, "GET", f"{encoded_path}/history")
     assert (status, history["user"]) == (200, name)
     assert [(one["item"], one["kind"], one["known"]) for one in history["events"]] == [
         (name, name, True),
         (unknown, None, False),
     ]
     assert history["events"][0]["title"] == f"<b>{name}</b>"
-    status, answer = ask(address, "GET", f"{dotted}/recommendations?k=100")
+    status, answer = ask(address, "GET", f"{encoded_path}/recommendations?k=100")
     assert (status, answer["unknown"], answer["fallback"]) == (200, [unknown], None)
     assert {item["id"] for item in answer["items"]} == set(HOSTILE) - {name}
     status, answer = ask(
-        address, "GET", f"{dotted}/recommendations?keep_seen=1&only={quote(name, safe='')}&where={quote('kind:a')}"
+        address,
+        "GET",
+        f"{encoded_path}/recommendations?keep_seen=1&only={quote(name, safe='')}&where={quote('kind:a')}",
     )
     assert [item["id"] for item in answer["items"]] == ([name] if HOSTILE.index(name) % 2 == 0 else [])
     status, similar = ask(address, "GET", f"/items/{quote(name, safe='').replace('.', '%2e')}/similar?k=100")
@@ -167,7 +169,7 @@ def test_an_id_comes_back_as_it_went_in(address: str, client: httpx.Client, name
     assert (status, repr(unknown) in problem["detail"]) == (404, True)
     matches = client.get("/items", params={"search": name, "limit": 200}).json()["items"]
     assert not name.strip() or name.strip() in {item["id"].strip() for item in matches}
-    assert ask(address, "DELETE", dotted) == (200, {"removed": 2})
+    assert ask(address, "DELETE", encoded_path) == (200, {"removed": 2})
 
 
 any_id = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)
@@ -217,7 +219,7 @@ def test_hostile_targets(address: str, method: str, target: str, status: tuple[i
         assert "Traceback" not in body["detail"]
 
 
-# --- bodies -------------------------------------------------------------------------------------------------------
+# --- bodies ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", ["/events", "/items", "/recommendations", "/explanations", "/plans"])
@@ -263,7 +265,7 @@ def test_a_body_without_the_content_type_of_json(client: httpx.Client, kind: str
     assert client.get("/users/x/history").json()["events"] == []
 
 
-def test_a_body_of_a_megabyte_is_taken(client: httpx.Client) -> None:
+def test_a_body_of_a_megabyte_is_accepted(client: httpx.Client) -> None:
     history = ["x" * 1000] * 990
     answer = client.post("/recommendations", json={"history": history})
     assert (answer.status_code, answer.json()["unknown"]) == (200, ["x" * 1000])
@@ -277,7 +279,7 @@ def test_a_foreign_host_or_origin_is_refused(address: str) -> None:
     assert (status, "another site" in body["detail"]) == (403, True)
 
 
-# --- whatever the document allows, and what it does not -------------------------------------------------------------
+# --- generated requests, valid and invalid --------------------------------------------------------------------------
 
 
 @lru_cache(1)
@@ -291,7 +293,7 @@ def test_every_operation_of_the_document_is_tested(address: str) -> None:
     assert set(_operations(address)) == set(ROUTES)
 
 
-# Of the others, everything that can be sent is allowed: a path, or nothing at all.
+# The other operations have no invalid input: a path, or nothing at all.
 REFUSING = [(method, path) for method, path in ROUTES if method == "PUT" or path[1:] in TAKING]
 
 
@@ -311,7 +313,7 @@ def test_generated_requests_get_documented_responses(
 ) -> None:
     operation = _operations(address)[method, path]
     checks = [
-        status_code_conformance,  # what is not documented, 500 among it, fails
+        status_code_conformance,  # an undocumented status fails, such as 500
         content_type_conformance,
         response_headers_conformance,
         response_schema_conformance,
@@ -320,13 +322,13 @@ def test_generated_requests_get_documented_responses(
 
     @settings(QUIET, max_examples=15 if method == "POST" else 8)
     @given(case=operation.as_strategy(generation_mode=mode))
-    def tried(case: schemathesis.Case[Any]) -> None:
+    def run_case(case: schemathesis.Case[Any]) -> None:
         if mode is GenerationMode.NEGATIVE and _has_whole_float(case.body):
             return  # integer and number at once, which `oneOf` in the document forbids and the service accepts
         response = case.call()
         if response.content == UNREADABLE:
-            return  # longer than the server reads a request line: it never got to the service
+            return  # longer than the server's limit for a request line: it did not reach the service
         assert response.status_code not in (500, 503), response.text
         case.validate_response(response, checks=checks)
 
-    tried()
+    run_case()

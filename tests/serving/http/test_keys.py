@@ -1,4 +1,4 @@
-"""Keys: where they come from, what they allow, that they are seen nowhere, and who may be bound without them."""
+"""Keys: sources, roles, secrecy, and the addresses that may be bound without keys."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def three_keys() -> Keys:
     return Keys({"read": [READER, BOTH], "write": [WRITER, BOTH], "admin": []})
 
 
-def test_a_key_has_the_roles_it_is_listed_for(keys: Keys) -> None:
+def test_a_key_has_the_roles_of_its_lists(keys: Keys) -> None:
     assert roles(keys, bearer(READER)) == {"read"}
     assert roles(keys, bearer(WRITER)) == {"write"}
     assert roles(keys, bearer(BOTH)) == {"read", "write"}
@@ -64,23 +64,23 @@ def test_a_key_has_the_roles_it_is_listed_for(keys: Keys) -> None:
         bearer(f"{READER},{WRITER}"),
     ],
 )
-def test_anything_else_has_none(keys: Keys, header: bytes | None) -> None:
+def test_any_other_header_has_no_role(keys: Keys, header: bytes | None) -> None:
     assert keys.holder(header) is None
 
 
 @pytest.mark.parametrize("key", [READER, WRITER, BOTH, "nobody-0123456789"])
-def test_every_digest_is_compared_whichever_fits(keys: Keys, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    compared: list[Any] = []
+def test_every_digest_is_compared_even_after_a_match(keys: Keys, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    comparisons: list[Any] = []
     real = hmac.compare_digest
 
     def compare(*pair: Any) -> bool:
-        compared.append(pair)
+        comparisons.append(pair)
         return real(*pair)
 
     monkeypatch.setattr(hmac, "compare_digest", compare)
     keys.holder(bearer(key))
-    assert len({known for known, _ in compared}) == len(compared) == 3
-    assert {len(digest) for pair in compared for digest in pair} == {32}
+    assert len({known for known, _ in comparisons}) == len(comparisons) == 3
+    assert {len(digest) for pair in comparisons for digest in pair} == {32}
 
 
 def test_no_keys() -> None:
@@ -88,21 +88,21 @@ def test_no_keys() -> None:
     assert not Keys.load(None, {}) and not Keys.load(None, {"SEGUE_READ_KEYS": " , "})
 
 
-def test_keys_are_not_held_in_memory(keys: Keys) -> None:
+def test_plain_keys_are_not_kept_in_memory(keys: Keys) -> None:
     known = vars(Keys)["_holders"].__get__(keys)
-    for shown in (repr(keys), str(keys), repr(known), f"{keys!r}", repr(pickle.dumps(keys)), repr(copy.copy(keys))):
-        assert not any(key in shown for key in (READER, WRITER, BOTH))
+    for text in (repr(keys), str(keys), repr(known), f"{keys!r}", repr(pickle.dumps(keys)), repr(copy.copy(keys))):
+        assert not any(key in text for key in (READER, WRITER, BOTH))
     assert roles(pickle.loads(pickle.dumps(keys)), bearer(BOTH)) == {"read", "write"}  # for a worker process
 
 
-def test_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_key_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = key_file(tmp_path, f'read = ["{READER}", "{BOTH}"]\nadmin = ["{BOTH}"]\n')
     keys = Keys.load(path, {"SEGUE_READ_KEYS": ""})
     assert (roles(keys, bearer(READER)), roles(keys, bearer(BOTH))) == ({"read"}, {"read", "admin"})
     assert not caplog.records
 
 
-def test_a_file_that_everyone_can_read_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_key_file_readable_by_everyone_logs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     Keys.load(key_file(tmp_path, f'read = ["{READER}"]', mode=0o644), {})
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -116,7 +116,7 @@ def test_the_environment() -> None:
     assert roles(keys, bearer(READER)) is None
 
 
-def test_a_file_and_the_environment_are_refused(tmp_path: Path) -> None:
+def test_a_key_file_and_the_environment_together_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="unset SEGUE_READ_KEYS or drop --keys"):
         Keys.load(key_file(tmp_path, f'read = ["{READER}"]'), {"SEGUE_READ_KEYS": READER})
 
@@ -141,14 +141,14 @@ SECRET = "a-secret-in-the-wrong-place"
         (f"{SECRET} {SECRET}", "is not TOML"),
     ],
 )
-def test_a_file_that_cannot_be_used(tmp_path: Path, text: str, sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence) as caught:
+def test_an_invalid_key_file_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence) as error:
         Keys.load(key_file(tmp_path, text), {})
-    assert SECRET not in str(caught.value) and "0123456789" not in str(caught.value)
-    assert caught.value.__cause__ is None and caught.value.__suppress_context__ == ("is not" in str(caught.value))
+    assert SECRET not in str(error.value) and "0123456789" not in str(error.value)
+    assert error.value.__cause__ is None and error.value.__suppress_context__ == ("is not" in str(error.value))
 
 
-def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
+def test_a_missing_or_binary_key_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read: No such file"):
         Keys.load(tmp_path / "none.toml", {})
     (tmp_path / "keys.toml").write_bytes(b"\xff\xfe")
@@ -156,13 +156,13 @@ def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
         Keys.load(tmp_path / "keys.toml", {})
 
 
-def test_a_variable_with_a_short_key() -> None:
-    with pytest.raises(InputError, match="number 2 of SEGUE_ADMIN_KEYS") as caught:
+def test_a_short_key_in_the_environment_is_refused() -> None:
+    with pytest.raises(InputError, match="number 2 of SEGUE_ADMIN_KEYS") as error:
         Keys.load(None, {"SEGUE_ADMIN_KEYS": f"{BOTH},short"})
-    assert "short" not in str(caught.value) and BOTH not in str(caught.value)
+    assert "short" not in str(error.value) and BOTH not in str(error.value)
 
 
-def resolved(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
+def resolve_names_to(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
     infos = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_options: infos)
 
@@ -179,15 +179,15 @@ def test_other_addresses_need_keys(host: str, keys: Keys) -> None:
     check_binding(host, keys)
 
 
-def test_names_are_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
-    resolved(monkeypatch, "127.0.1.1", "::1")
+def test_names_are_resolve_names_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolve_names_to(monkeypatch, "127.0.1.1", "::1")
     check_binding("box", Keys({}))
-    resolved(monkeypatch, "127.0.1.1", "192.0.2.7")
+    resolve_names_to(monkeypatch, "127.0.1.1", "192.0.2.7")
     with pytest.raises(InputError, match="'box' is not: write"):
         check_binding("box", Keys({}))
 
 
-def test_a_name_that_means_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_cannot_be_resolved_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(*_args: object, **_options: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
@@ -196,6 +196,6 @@ def test_a_name_that_means_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -
         check_binding("nowhere", Keys({}))
 
 
-def test_loopback_by_name_alone() -> None:
+def test_loopback_names() -> None:
     assert all(map(is_loopback, ["localhost", "LOCALHOST", "127.0.0.1", "127.255.0.3", "::1"]))
     assert not any(map(is_loopback, ["", "localhost.evil.example", "127.0.0.1.evil.example", "10.0.0.1", "::2", "0"]))

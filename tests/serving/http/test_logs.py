@@ -1,4 +1,4 @@
-"""Logs: each line is JSON, says which request, and names no user."""
+"""Logs: each line is JSON with a request id and no user's id."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def _loggers_as_before() -> Iterator[None]:
         log.setLevel(level)
 
 
-def lines(written: bytes | str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in written.splitlines()]
+def lines(output: bytes | str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output.splitlines()]
 
 
 def request(log: JsonLogHandler, status: int = 200) -> None:
@@ -146,7 +146,7 @@ def test_a_traceback_has_no_messages(logger: logging.Logger, stream: io.BytesIO)
         (UnicodeDecodeError("utf-8", USER.encode(), 0, 1, USER), "builtins.UnicodeDecodeError"),
     ],
 )
-def test_safe_messages_stay(error: Exception, last: str) -> None:
+def test_safe_messages_are_logged(error: Exception, last: str) -> None:
     with pytest.raises(type(error)) as caught:
         fail(error)
     assert redacted_traceback(caught.value).endswith(last)
@@ -159,13 +159,13 @@ def test_a_cyclic_chain_of_exceptions_ends() -> None:
     assert redacted_traceback(first).splitlines() == ["builtins.KeyError", "builtins.ValueError"]
 
 
-def test_a_message_whose_arguments_do_not_fit(stream: io.BytesIO) -> None:
+def test_a_message_with_wrong_arguments(stream: io.BytesIO) -> None:
     JsonLogHandler(stream).handle(logging.makeLogRecord({"msg": "%d events", "args": (USER,)}))
     assert lines(stream.getvalue())[0]["message"] == "%d events"
 
 
 def test_a_closed_log_is_ignored() -> None:
-    class Gone(io.RawIOBase):
+    class ClosedStream(io.RawIOBase):
         def writable(self) -> bool:
             return True
 
@@ -174,12 +174,12 @@ def test_a_closed_log_is_ignored() -> None:
 
     closed = io.BytesIO()
     closed.close()
-    for stream in (cast(BinaryIO, Gone()), closed):
+    for stream in (cast(BinaryIO, ClosedStream()), closed):
         request(JsonLogHandler(stream))
 
 
 @pytest.mark.usefixtures("_loggers_as_before")
-def test_every_logger_goes_through_it_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_logger_uses_the_handler_once(capsys: pytest.CaptureFixture[str]) -> None:
     logging.getLogger("uvicorn.error").addHandler(logging.StreamHandler())
     first = configure_logs("warning")
     log = configure_logs("info")

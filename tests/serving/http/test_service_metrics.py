@@ -1,4 +1,4 @@
-"""Metrics: what was counted is rendered, for each application alone and for all its workers together."""
+"""Metrics: counters render for one application alone and summed over its workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from segue.serving.http.metrics import SHARED_FOLDER, Metrics, shared_between_wo
 
 
 def values(text: str) -> dict[str, float]:
-    """Every sample as Prometheus reads it, by its name and its sorted labels."""
+    """Every sample as Prometheus parses it, by name and sorted labels."""
     return {
         f"{sample.name}{sorted(sample.labels.values()) if sample.labels else ''}": sample.value
         for family in text_string_to_metric_families(text)
@@ -24,7 +24,7 @@ def values(text: str) -> dict[str, float]:
     }
 
 
-def rendered(metrics: Metrics) -> dict[str, float]:
+def render(metrics: Metrics) -> dict[str, float]:
     return values(metrics.render()[0].decode())
 
 
@@ -33,7 +33,7 @@ def test_requests() -> None:
     for seconds, status in ((0.0065, 200), (0.0065, 200), (0.3, 503)):
         metrics.request(method="GET", route="/users/{id}/history", status=status, seconds=seconds)
     metrics.request(method="POST", route="/events", status=200, seconds=0.001)
-    samples = rendered(metrics)
+    samples = render(metrics)
     assert samples["segue_requests_total['/users/{id}/history', '200', 'GET']"] == 2
     assert samples["segue_requests_total['/users/{id}/history', '503', 'GET']"] == 1
     assert samples["segue_requests_total['/events', '200', 'POST']"] == 1
@@ -51,7 +51,7 @@ BOUNDS.append("+Inf")
 
 def test_everything_else() -> None:
     metrics = Metrics()
-    assert rendered(metrics)["segue_events_total['accepted']"] == 0  # there before the first event
+    assert render(metrics)["segue_events_total['accepted']"] == 0  # present before the first event
     metrics.events(accepted=5, duplicates=2)
     metrics.events(accepted=1, duplicates=0)
     metrics.answer(None)
@@ -64,7 +64,7 @@ def test_everything_else() -> None:
     metrics.unavailable("store")
     metrics.encodings(40, 3, 900)
     metrics.encodings(2, 0, 800)
-    samples = rendered(metrics)
+    samples = render(metrics)
     expected = {
         "segue_events_total['accepted']": 6,
         "segue_events_total['duplicate']": 2,
@@ -88,24 +88,22 @@ def test_the_model_and_its_switches() -> None:
     metrics = Metrics()
     for name in ("first", "first", "second", "first"):
         metrics.model(name, f"digest of {name}")
-    samples = rendered(metrics)
+    samples = render(metrics)
     assert samples["segue_model_info['digest of first', 'first']"] == 1
     assert samples["segue_model_info['digest of second', 'second']"] == 0
     assert samples["segue_model_switches_total"] == 2
 
 
-def test_applications_do_not_share() -> None:
+def test_applications_have_separate_metrics() -> None:
     one, other = Metrics(), Metrics()
     one.unavailable("store")
-    assert (rendered(one)["segue_store_errors_total"], rendered(other)["segue_store_errors_total"]) == (1, 0)
+    assert (render(one)["segue_store_errors_total"], render(other)["segue_store_errors_total"]) == (1, 0)
 
 
 def test_hostile_names_are_escaped() -> None:
     metrics = Metrics()
     metrics.model('a"b\\c\nd', "☕")
-    assert (
-        rendered(metrics)[f"segue_model_info{sorted([chr(34).join('ab') + chr(92) + 'c' + chr(10) + 'd', '☕'])}"] == 1
-    )
+    assert render(metrics)[f"segue_model_info{sorted([chr(34).join('ab') + chr(92) + 'c' + chr(10) + 'd', '☕'])}"] == 1
 
 
 def test_the_content_type() -> None:
@@ -113,7 +111,7 @@ def test_the_content_type() -> None:
     assert content_type.startswith("text/plain; version=") and body.startswith(b"# HELP segue_")
 
 
-# The module alone: the package would bring torch into every one of these processes.
+# The module alone: the package would import torch in each of these processes.
 WORKER = f"""
 import runpy, sys
 metrics = runpy.run_path({str(Path(segue.serving.http.metrics.__file__))!r})["Metrics"]()
@@ -128,18 +126,18 @@ for _ in sys.stdin:
 
 
 class Worker:
-    """A process that counts, and renders on request."""
+    """A process that counts and renders its metrics on request."""
 
     def __init__(self, number: int) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-c", WORKER, str(number)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def counted(self) -> None:
+    def count(self) -> None:
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "counted\n"
 
-    def rendered(self) -> dict[str, float]:
+    def render(self) -> dict[str, float]:
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
@@ -156,30 +154,30 @@ def two_workers() -> Iterator[list[Worker]]:
         workers = [Worker(3), Worker(4)]
         try:
             for worker in workers:
-                worker.counted()
+                worker.count()
             yield workers
         finally:
             for worker in workers:
                 worker.kill()
 
 
-def test_workers_add_up_and_leave_what_they_counted(workers: list[Worker]) -> None:
+def test_metrics_of_workers_are_summed_and_outlive_them(workers: list[Worker]) -> None:
     first, second = workers
-    both = first.rendered()
-    assert both == second.rendered()
+    both = first.render()
+    assert both == second.render()
     assert both["segue_events_total['accepted']"] == 7
     assert both["segue_requests_total['/items', '200', 'GET']"] == 2
     assert both["segue_request_seconds_bucket['/items', '0.005']"] == 2
     assert both["segue_queue_length['answers']"] == 7
     assert both["segue_model_info['digest', 'run']"] == 2
     second.kill()
-    alone = first.rendered()
+    alone = first.render()
     assert alone["segue_events_total['accepted']"] == 7
     assert alone["segue_queue_length['answers']"] == 3
     assert alone["segue_model_info['digest', 'run']"] == 1
 
 
-def test_the_shared_folder_is_gone_afterwards() -> None:
+def test_the_shared_folder_is_removed_afterwards() -> None:
     with shared_between_workers():
         folder = Path(os.environ[SHARED_FOLDER])
         assert folder.is_dir()

@@ -77,7 +77,7 @@ def items(store: HistoryStore, user: str, limit: int | None = None) -> list[str]
 # Histories
 
 
-def test_events_are_in_the_order_of_time_and_of_arrival_within_it(store: HistoryStore) -> None:
+def test_events_are_ordered_by_time_and_then_by_arrival(store: HistoryStore) -> None:
     store.append([Event("u", "noon", 12), Event("u", "nine", 9), Event("u", "noon too", 12)])
     store.append([Event("u", "late ten", 10)])
     store.append([Event("u", "noon again", 12), Event("other", "x", 1), Event("u", "nine too", 9)])
@@ -86,8 +86,8 @@ def test_events_are_in_the_order_of_time_and_of_arrival_within_it(store: History
 
 def test_a_limit_keeps_the_newest(store: HistoryStore) -> None:
     store.append([Event("u", "c", 2), Event("u", "a", -5), Event("u", "d", 3), Event("u", "b", 2), Event("v", "z", 9)])
-    found = {limit: "".join(items(store, "u", limit)) for limit in (None, 9, 4, 3, 2, 1, 0)}
-    assert found == {None: "acbd", 9: "acbd", 4: "acbd", 3: "cbd", 2: "bd", 1: "d", 0: ""}
+    by_limit = {limit: "".join(items(store, "u", limit)) for limit in (None, 9, 4, 3, 2, 1, 0)}
+    assert by_limit == {None: "acbd", 9: "acbd", 4: "acbd", 3: "cbd", 2: "bd", 1: "d", 0: ""}
 
 
 def test_all_fields_come_back_exactly(store: HistoryStore) -> None:
@@ -98,24 +98,24 @@ def test_all_fields_come_back_exactly(store: HistoryStore) -> None:
     assert store.newest(["v"], 1) == [[("i", 1_767_225_600_123_456, None, None)]]
 
 
-def test_what_is_no_number_is_no_value(store: HistoryStore) -> None:
+def test_nan_and_infinity_are_no_value(store: HistoryStore) -> None:
     store.append([Event("u", "i", n, value=float(text)) for n, text in enumerate(["nan", "inf", "-inf"])])
     assert [row[3] for row in store.newest(["u"], None)[0]] == [None, None, None]
 
 
-def test_times_may_be_any_of_64_bits_and_no_more(store: HistoryStore) -> None:
+def test_times_are_any_signed_64_bit_integer(store: HistoryStore) -> None:
     store.append([Event("u", "last", 2**63 - 1), Event("u", "first", -(2**63))])
     assert store.newest(["u"], None)[0] == [("first", -(2**63), None, None), ("last", 2**63 - 1, None, None)]
-    for moment in (2**63, -(2**63) - 1):
+    for time_us in (2**63, -(2**63) - 1):
         with pytest.raises(InputError, match="time of an event"):
-            store.append([Event("u", "i", moment)])
+            store.append([Event("u", "i", time_us)])
     assert len(items(store, "u")) == 2
 
 
-def test_hostile_texts_stay_apart_and_come_back_as_they_were(store: HistoryStore) -> None:
-    told = [Event(text, text, n, kind=text, id=text) for n, text in enumerate(HOSTILE)]
-    assert store.append(told) == [True] * len(HOSTILE)
-    assert store.append(told) == [False] * len(HOSTILE)
+def test_hostile_texts_stay_distinct_and_come_back_unchanged(store: HistoryStore) -> None:
+    events = [Event(text, text, n, kind=text, id=text) for n, text in enumerate(HOSTILE)]
+    assert store.append(events) == [True] * len(HOSTILE)
+    assert store.append(events) == [False] * len(HOSTILE)
     expected: list[list[Row]] = [[(text, n, text, None)] for n, text in enumerate(HOSTILE)]
     assert store.newest(HOSTILE, 5) == expected
     assert store.delete_users(HOSTILE[::2]) == [1] * len(HOSTILE[::2])
@@ -123,23 +123,23 @@ def test_hostile_texts_stay_apart_and_come_back_as_they_were(store: HistoryStore
 
 
 @pytest.mark.parametrize("event", [Event("\ud800", "i", 1), Event("u", "\udfff", 1), Event("u", "i", 1, id="\ud800")])
-def test_half_a_character_is_refused_and_nothing_of_the_call_kept(store: HistoryStore, event: Event) -> None:
+def test_a_lone_surrogate_refuses_the_whole_call(store: HistoryStore, event: Event) -> None:
     with pytest.raises(InputError, match="half a character"):
         store.append([Event("good", "i", 1), event])
     assert is_empty(store)
-    for ask in (lambda: store.newest(["\ud800"], 1), lambda: store.delete_users(["\ud800"])):
+    for call in (lambda: store.newest(["\ud800"], 1), lambda: store.delete_users(["\ud800"])):
         with pytest.raises(InputError, match="half a character"):
-            ask()
+            call()
 
 
-def test_many_users_at_once_unknown_and_repeated_ones_too(store: HistoryStore) -> None:
-    store.append([Event(f"u{n}", f"i{n}.{place}", place) for n in range(150) for place in range(n % 3 + 1)])
-    asked = [f"u{n}" for n in range(200)] + ["u7", "nobody", "u7"]
-    found = store.newest(asked, 2)
-    assert [[row[0] for row in rows] for rows in found[:200]] == [
-        [f"i{n}.{place}" for place in range(n % 3 + 1)][-2:] if n < 150 else [] for n in range(200)
+def test_many_users_at_once_with_unknown_and_repeated_ones(store: HistoryStore) -> None:
+    store.append([Event(f"u{n}", f"i{n}.{position}", position) for n in range(150) for position in range(n % 3 + 1)])
+    users = [f"u{n}" for n in range(200)] + ["u7", "nobody", "u7"]
+    histories = store.newest(users, 2)
+    assert [[row[0] for row in rows] for rows in histories[:200]] == [
+        [f"i{n}.{position}" for position in range(n % 3 + 1)][-2:] if n < 150 else [] for n in range(200)
     ]
-    assert found[200:] == [found[7], [], found[7]]
+    assert histories[200:] == [histories[7], [], histories[7]]
     assert store.newest([], 10) == []
     assert store.append([]) == []
 
@@ -148,15 +148,15 @@ def test_a_store_reopened_holds_everything(url: str) -> None:
     store = open_store(url)
     assert is_empty(store)
     store.append([Event("u", "a", 1, id="one"), Event("u", "b", 2)])
-    chosen = RunSelection("spring", None, "winter", 1)
-    store.activate(chosen, expected=None)
+    selection = RunSelection("spring", None, "winter", 1)
+    store.activate(selection, expected=None)
     store.close()
     with pytest.raises(StoreError):
         store.newest(["u"], 1)
     again = open_store(url)
     assert not is_empty(again)
     assert items(again, "u") == ["a", "b"]
-    assert again.active() == chosen
+    assert again.active() == selection
     assert again.append([Event("u", "a", 1, id="one"), Event("u", "c", 2)]) == [False, True]
     assert items(again, "u") == ["a", "b", "c"]
     again.check()
@@ -187,10 +187,10 @@ def test_events_without_an_id_are_each_one_event(store: HistoryStore) -> None:
     assert store.newest(["u"], None) == [[("a", 1, None, None)] * 4]
 
 
-# Forgetting
+# Deleting users
 
 
-def test_a_forgotten_user_is_unknown_and_may_come_back(store: HistoryStore) -> None:
+def test_a_deleted_user_is_unknown_and_may_come_back(store: HistoryStore) -> None:
     store.append([Event("u", "a", 1, id="x"), Event("u", "b", 2), Event("v", "c", 3, id="y")])
     assert store.delete_users(["nobody", "u", "u"]) == [0, 2, 0]
     assert store.newest(["u", "v"], None) == [[], [("c", 3, None, None)]]
@@ -200,20 +200,20 @@ def test_a_forgotten_user_is_unknown_and_may_come_back(store: HistoryStore) -> N
 
 
 def shuffled_store(path: Path, *, users: int) -> SqliteStore:
-    """Users whose events come mixed and in many calls, so that SQLite moves rows between pages."""
+    """Users whose events arrive interleaved in many calls, so that SQLite moves rows between pages."""
     store = SqliteStore(str(path))
-    drawn = random.Random(5)
-    told = [
-        Event(f"USER{user:03}.", f"ITEM{user:03}.{'y' * drawn.choice([1, 30, 300])}", drawn.getrandbits(48), id=f"{n}")
-        for n, user in enumerate(drawn.choices(range(users), k=users * 30))
+    rng = random.Random(5)
+    events = [
+        Event(f"USER{user:03}.", f"ITEM{user:03}.{'y' * rng.choice([1, 30, 300])}", rng.getrandbits(48), id=f"{n}")
+        for n, user in enumerate(rng.choices(range(users), k=users * 30))
     ]
-    for begin in range(0, len(told), 200):
-        store.append(told[begin : begin + 200])
+    for start in range(0, len(events), 200):
+        store.append(events[start : start + 200])
     return store
 
 
 def traces(path: Path, users: range, ids: dict[int, list[bytes]]) -> list[bytes]:
-    """Whatever of these users is in the store's files."""
+    """The ids of these users and their items that are in the store's files."""
     files = b"".join(file.read_bytes() for file in path.parent.glob(f"{path.name}*"))
     words = [word for user in users for word in (b"USER%03d." % user, b"ITEM%03d." % user, *ids[user])]
     return [word for word in words if word in files]
@@ -226,7 +226,7 @@ def event_digests(path: Path) -> dict[int, list[bytes]]:
     return {number: [key for user, key in rows if user == f"USER{number:03}."] for number in range(200)}
 
 
-def test_nothing_of_a_forgotten_user_stays_in_the_file(tmp_path: Path) -> None:
+def test_no_byte_of_a_deleted_user_stays_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     store = shuffled_store(path, users=200)
     digests = event_digests(path)
@@ -239,7 +239,7 @@ def test_nothing_of_a_forgotten_user_stays_in_the_file(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_reader_in_the_way_delays_only_the_wiping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_concurrent_reader_delays_only_the_wiping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("segue.serving.store.sqlite.ERASE_MILLISECONDS", 50)
     path = tmp_path / "store.db"
     store = shuffled_store(path, users=5)
@@ -255,7 +255,7 @@ def test_a_reader_in_the_way_delays_only_the_wiping(tmp_path: Path, monkeypatch:
     assert traces(path, range(3, 4), digests) == []
 
 
-# The run that is served
+# The active run
 
 
 def test_active_changes_only_from_the_version_expected(store: HistoryStore) -> None:
@@ -271,24 +271,24 @@ def test_active_changes_only_from_the_version_expected(store: HistoryStore) -> N
     assert store.active() == second
 
 
-def test_of_several_who_activate_at_once_one_wins(store: HistoryStore) -> None:
+def test_of_concurrent_activations_one_wins(store: HistoryStore) -> None:
     def raise_version(name: int) -> int:
-        won = 0
-        while won < 5:
-            stored = store.active()
-            version = 0 if stored is None else stored.version
-            won += store.activate(
-                RunSelection(f"run {name}", None, "run", version + 1), expected=None if stored is None else version
+        successes = 0
+        while successes < 5:
+            selection = store.active()
+            version = 0 if selection is None else selection.version
+            successes += store.activate(
+                RunSelection(f"run {name}", None, "run", version + 1), expected=None if selection is None else version
             )
-        return won
+        return successes
 
     with ThreadPoolExecutor(4) as threads:
         assert sum(threads.map(raise_version, range(4))) == 20
-    stored = store.active()
-    assert stored is not None and stored.version == 20
+    selection = store.active()
+    assert selection is not None and selection.version == 20
 
 
-# Items added
+# Added items
 
 
 def test_an_item_is_there_once_with_its_newest_row(store: HistoryStore) -> None:
@@ -299,7 +299,7 @@ def test_an_item_is_there_once_with_its_newest_row(store: HistoryStore) -> None:
     green = AddedItem("tea", {"title": "Green tea", "vector": [0.1, -2.0]})
     assert store.add_items([AddedItem("pot", {}), green, AddedItem("pot", {"title": "Pot"})]) == 2
     pot = AddedItem("pot", {"title": "Pot"})
-    assert store.items(0) == (2, [green, cup, pot])  # in the order in which they first came
+    assert store.items(0) == (2, [green, cup, pot])  # in the order of their first arrival
     assert store.items(1) == (2, [green, pot])
     assert store.items(2) == (2, [])
     assert store.add_items([]) == 2
@@ -307,81 +307,81 @@ def test_an_item_is_there_once_with_its_newest_row(store: HistoryStore) -> None:
 
 
 def test_rows_of_items_come_back_exactly(url: str) -> None:
-    told = [AddedItem(text, {text: text, "vector": [0.1 + 0.2, 1e-300, -0.0], "no": None}) for text in HOSTILE]
+    items = [AddedItem(text, {text: text, "vector": [0.1 + 0.2, 1e-300, -0.0], "no": None}) for text in HOSTILE]
     with contextlib.closing(open_store(url)) as store:
-        store.add_items(told)
+        store.add_items(items)
     with contextlib.closing(open_store(url)) as again:
-        assert again.items(0) == (1, told)
+        assert again.items(0) == (1, items)
 
 
 @pytest.mark.parametrize("item", [AddedItem("\ud800", {}), AddedItem("a", {"title": "\udfff"})])
-def test_half_a_character_of_an_item_is_refused_and_no_item_kept(store: HistoryStore, item: AddedItem) -> None:
+def test_a_lone_surrogate_in_an_item_refuses_all_items(store: HistoryStore, item: AddedItem) -> None:
     with pytest.raises(InputError, match="half a character"):
         store.add_items([AddedItem("good", {}), item])
     assert store.items(0) == (0, [])
 
 
-def test_who_follows_the_versions_misses_no_item(store: HistoryStore) -> None:
+def test_a_reader_that_follows_the_versions_misses_no_item(store: HistoryStore) -> None:
     def add(name: int) -> None:
         for number in range(10):
             store.add_items([AddedItem(f"{name}.{number}", {"n": number}), AddedItem("shared", {"by": name})])
 
-    seen: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     version = 0
     with ThreadPoolExecutor(4) as threads:
         writers = [threads.submit(add, name) for name in range(4)]
         while True:
-            written = all(writer.done() for writer in writers)
+            complete = all(writer.done() for writer in writers)
             version, new = store.items(version)
-            seen |= {item.id: item.row for item in new}
-            if written:
+            rows |= {item.id: item.row for item in new}
+            if complete:
                 break
     assert version == 40
-    assert seen == {item.id: item.row for item in store.items(0)[1]}
-    assert len(seen) == 41
+    assert rows == {item.id: item.row for item in store.items(0)[1]}
+    assert len(rows) == 41
 
 
 # Several threads and processes
 
 
-def test_a_call_is_seen_whole_or_not_at_all(store: HistoryStore) -> None:
-    done = threading.Event()
+def test_a_call_is_visible_as_a_whole_or_not_at_all(store: HistoryStore) -> None:
+    stop = threading.Event()
 
     def read() -> set[int]:
         lengths: set[int] = set()
-        while not done.is_set():
+        while not stop.is_set():
             lengths.add(len(store.newest(["u"], None)[0]))
         return lengths
 
     def write(name: str) -> None:
-        for moment in range(15):
-            store.append([Event("u", name, moment)] * 10)
+        for time_us in range(15):
+            store.append([Event("u", name, time_us)] * 10)
 
     with ThreadPoolExecutor(4) as threads:
         readers = [threads.submit(read) for _ in range(2)]
         writers = [threads.submit(write, name) for name in "ab"]
         for writer in writers:
             writer.result()
-        done.set()
-        seen = set().union(*(reader.result() for reader in readers))
+        stop.set()
+        lengths = set().union(*(reader.result() for reader in readers))
     assert len(items(store, "u")) == 300
-    assert all(length % 10 == 0 for length in seen)
-    assert len(seen) > 2
+    assert all(length % 10 == 0 for length in lengths)
+    assert len(lengths) > 2
 
 
-def test_who_is_forgotten_while_writing_loses_only_what_was_counted(store: HistoryStore) -> None:
+def test_deleting_during_writes_removes_exactly_the_counted_events(store: HistoryStore) -> None:
     def write(name: str) -> int:
         return sum(sum(store.append([Event("u", name, n), Event(f"{name}{n}", "x", n)])) for n in range(25))
 
     with ThreadPoolExecutor(3) as threads:
         writers = [threads.submit(write, name) for name in "ab"]
-        removed = sum(store.delete_users(["u"])[0] for _ in range(10))
+        n_removed = sum(store.delete_users(["u"])[0] for _ in range(10))
         assert [writer.result() for writer in writers] == [50, 50]
-    assert removed + len(items(store, "u")) == 50
+    assert n_removed + len(items(store, "u")) == 50
     assert all(store.newest([f"{name}{n}" for name in "ab" for n in range(25)], None))
 
 
-def test_several_may_make_a_store_at_once(url: str) -> None:
+def test_several_processes_may_create_a_store_at_once(url: str) -> None:
     start = threading.Barrier(6)
 
     def make(number: int) -> None:
@@ -413,7 +413,7 @@ print(json.dumps(answers))
 """
 
 
-def test_two_processes_append_at_once_and_nothing_is_lost_or_twice(url: str) -> None:
+def test_two_processes_append_without_loss_or_duplicates(url: str) -> None:
     writers = [
         subprocess.Popen(
             [sys.executable, "-c", WRITER, url, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -431,7 +431,7 @@ def test_two_processes_append_at_once_and_nothing_is_lost_or_twice(url: str) -> 
         for writer in writers:
             writer.kill()
             writer.communicate()
-    for own, alone, _, new in [answer for told in answers for answer in told]:
+    for own, alone, _, new in [answer for output in answers for answer in output]:
         assert own and alone and new
     assert [first[2] + second[2] for first, second in zip(*answers, strict=True)] == [1] * 40
     store = open_store(url)
@@ -446,7 +446,7 @@ def test_two_processes_append_at_once_and_nothing_is_lost_or_twice(url: str) -> 
 # Filling from a data folder
 
 DAY = 86_400_000_000
-LOG = {  # user → items, a day each but for capitals, which come together with the item before; sorted by bytes
+LOG = {  # user → items, a day each but for capitals, which have the time of the item before; sorted by bytes
     "": "ab",
     "007": "abcdef",
     "7": "d",
@@ -478,20 +478,20 @@ def data_folder(tmp_path: Path) -> Data:
 
 
 def history_of_log() -> dict[str, list[Row]]:
-    """What a store must hold after it was filled."""
+    """The expected rows of a filled store."""
     histories: dict[str, list[Row]] = {}
-    for user, told in LOG.items():
+    for user, log_items in LOG.items():
         day = 0
         histories[user] = []
-        for place, item in enumerate(told):
+        for position, item in enumerate(log_items):
             day += item.islower()
             histories[user].append(
-                (item.lower(), day * DAY, KINDS[place % 3] or None, None if place % 2 else place + 0.5)
+                (item.lower(), day * DAY, KINDS[position % 3] or None, None if position % 2 else position + 0.5)
             )
     return histories
 
 
-def held(store: HistoryStore) -> dict[str, list[Row]]:
+def rows_of(store: HistoryStore) -> dict[str, list[Row]]:
     return dict(zip(LOG, store.newest(list(LOG), None), strict=True))
 
 
@@ -501,26 +501,26 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_store_is_filled_once(store: HistoryStore, data: Data) -> None:
-    told: list[int] = []
-    report = fill_store(store, data, told.append)
+    calls: list[int] = []
+    report = fill_store(store, data, calls.append)
     assert (report.users, report.events) == (7, 19)
     assert "19 events of 7 users" in report.message
-    assert told == [19]
-    assert held(store) == history_of_log()
+    assert calls == [19]
+    assert rows_of(store) == history_of_log()
     again = fill_store(store, data)
     assert (again.users, again.events) == (0, 0)
     assert "already" in again.message
-    assert held(store) == history_of_log()
+    assert rows_of(store) == history_of_log()
     state = store.fill_state()
     assert state == FillState(data.digest, 7, finished=True)
 
 
 @pytest.mark.usefixtures("_small_chunks")
-def test_a_filling_stopped_after_every_chunk_ends_as_one_that_never_was(url: str, data: Data) -> None:
-    told: list[int] = []
+def test_a_fill_stopped_after_every_chunk_ends_as_an_uninterrupted_one(url: str, data: Data) -> None:
+    calls: list[int] = []
 
     def stop(events: int) -> None:
-        told.append(events)
+        calls.append(events)
         raise KeyboardInterrupt
 
     for _ in range(20):
@@ -531,14 +531,14 @@ def test_a_filling_stopped_after_every_chunk_ends_as_one_that_never_was(url: str
             store.close()
         else:
             break
-    assert told == [2, 8, 9, 12, 16, 19]  # at most three events together, but never a part of a user
+    assert calls == [2, 8, 9, 12, 16, 19]  # at most three events a chunk, but users stay whole
     assert "already" in report.message
-    assert held(store) == history_of_log()
+    assert rows_of(store) == history_of_log()
     store.close()
 
 
 @pytest.mark.usefixtures("_small_chunks")
-def test_events_that_arrive_while_it_is_filled_are_kept_beside_the_log(store: HistoryStore, data: Data) -> None:
+def test_events_that_arrive_during_the_fill_are_kept(store: HistoryStore, data: Data) -> None:
     expected = history_of_log()
     first, later = [("007", 3), ("☕", 7)], [("☕", 6), ("", 5)]
 
@@ -549,46 +549,46 @@ def test_events_that_arrive_while_it_is_filled_are_kept_beside_the_log(store: Hi
             store.append([Event(user, f"live {n}", DAY, id=f"{n}") for user, n in later])
 
     fill_store(store, data, live)
-    # Of one moment, whatever arrived first comes first.
+    # Events with the same time are in order of arrival.
     expected["007"].insert(0, ("live 3", DAY, None, None))
     expected["☕"][:0] = [("live 7", DAY, None, None), ("live 6", DAY, None, None)]
     expected[""].insert(1, ("live 5", DAY, None, None))
-    assert held(store) == expected
+    assert rows_of(store) == expected
     assert store.append([Event("007", "twice", 1, id="3")]) == [False]
 
 
 @pytest.mark.usefixtures("_small_chunks")
-def test_who_is_forgotten_while_it_is_filled_stays_forgotten(store: HistoryStore, data: Data) -> None:
+def test_a_user_deleted_during_the_fill_stays_deleted(store: HistoryStore, data: Data) -> None:
     def forget(events: int) -> None:
         if events == 8:
             assert store.delete_users(["007", "☕"]) == [6, 0]
             store.append([Event("☕", "new life", 1)])
 
     fill_store(store, data, forget)
-    assert held(store) == history_of_log() | {"007": [], "☕": [("new life", 1, None, None)]}
+    assert rows_of(store) == history_of_log() | {"007": [], "☕": [("new life", 1, None, None)]}
     assert fill_store(store, data).events == 0
     assert items(store, "007") == []
 
 
 @pytest.mark.usefixtures("_small_chunks")
-def test_two_who_fill_at_once_fill_it_once(url: str, data: Data) -> None:
+def test_two_concurrent_fills_fill_the_store_once(url: str, data: Data) -> None:
     stores = [open_store(url) for _ in range(2)]
     with ThreadPoolExecutor(2) as threads:
         reports = list(threads.map(lambda store: fill_store(store, data), stores))
     assert sum(report.events for report in reports) == 19
-    assert held(stores[0]) == history_of_log()
+    assert rows_of(stores[0]) == history_of_log()
     for store in stores:
         store.close()
 
 
-def test_a_chunk_that_fails_leaves_nothing(store: HistoryStore) -> None:
-    begun, next_one = FillState("d", 0, finished=False), FillState("d", 2, finished=False)
-    assert store.fill([], begun, expected=None)
+def test_a_chunk_that_fails_writes_nothing(store: HistoryStore) -> None:
+    state, next_state = FillState("d", 0, finished=False), FillState("d", 2, finished=False)
+    assert store.fill([], state, expected=None)
     with pytest.raises(InputError):
-        store.fill([("good", [("i", 1, None, None)]), ("\ud800", [("i", 1, None, None)])], next_one, expected=begun)
+        store.fill([("good", [("i", 1, None, None)]), ("\ud800", [("i", 1, None, None)])], next_state, expected=state)
     assert is_empty(store)
-    assert store.fill_state() == begun
-    assert not store.fill([("good", [("i", 1, None, None)])], next_one, expected=next_one)
+    assert store.fill_state() == state
+    assert not store.fill([("good", [("i", 1, None, None)])], next_state, expected=next_state)
     assert is_empty(store)
 
 
@@ -602,7 +602,7 @@ def test_a_store_with_events_of_its_own_is_not_filled(store: HistoryStore, data:
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_a_store_filled_from_other_data_is_left_alone(store: HistoryStore, data: Data, finished: bool) -> None:
+def test_a_store_filled_from_other_data_is_not_changed(store: HistoryStore, data: Data, finished: bool) -> None:
     other = FillState("another digest", 3, finished=finished)
     assert store.fill([("7", [("other", 1, None, None)])], other, expected=None)
     assert "other data" in fill_store(store, data).message
@@ -610,10 +610,10 @@ def test_a_store_filled_from_other_data_is_left_alone(store: HistoryStore, data:
     assert store.fill_state() == other
 
 
-# What goes wrong with files
+# File errors
 
 
-def refused(url: str, *words: str) -> str:
+def error_of(url: str, *words: str) -> str:
     with pytest.raises(StoreError) as refusal:
         open_store(url)
     sentence = str(refusal.value)
@@ -623,7 +623,7 @@ def refused(url: str, *words: str) -> str:
     return sentence
 
 
-def test_files_that_cannot_be_a_store_are_refused_and_stay_as_they_are(tmp_path: Path) -> None:
+def test_files_that_are_not_a_store_are_refused_unchanged(tmp_path: Path) -> None:
     text = tmp_path / "notes.txt"
     text.write_text("not a database " * 100)
     foreign = tmp_path / "foreign.db"
@@ -631,19 +631,19 @@ def test_files_that_cannot_be_a_store_are_refused_and_stay_as_they_are(tmp_path:
         link.execute("CREATE TABLE theirs (x)")
     link.close()
     before = (text.read_bytes(), foreign.read_bytes())
-    refused(str(text), "notes.txt", "not a SQLite database")
-    refused(str(foreign), "foreign.db", "another program")
-    refused(str(tmp_path), "is a folder", "store.db")
-    refused(str(tmp_path / "no" / "store.db"), "does not exist", "make it")
-    refused("/proc/store.db", "/proc/store.db", "permissions")  # where not even root may write
-    refused("", "name of a file")
-    refused(":memory:", "name of a file")
-    refused("mysql://root:s3cr3t@host/db", "postgresql://", "mysql")
+    error_of(str(text), "notes.txt", "not a SQLite database")
+    error_of(str(foreign), "foreign.db", "another program")
+    error_of(str(tmp_path), "is a folder", "store.db")
+    error_of(str(tmp_path / "no" / "store.db"), "does not exist", "make it")
+    error_of("/proc/store.db", "/proc/store.db", "permissions")  # where not even root may write
+    error_of("", "name of a file")
+    error_of(":memory:", "name of a file")
+    error_of("mysql://root:s3cr3t@host/db", "postgresql://", "mysql")
     assert (text.read_bytes(), foreign.read_bytes()) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["foreign.db", "notes.txt"]
 
 
-def test_a_store_of_another_format_is_refused(url: str) -> None:
+def test_a_store_of_another_format_is_error_of(url: str) -> None:
     open_store(url).close()
     if url.startswith("postgresql"):
         with psycopg.connect(url) as link:
@@ -652,7 +652,7 @@ def test_a_store_of_another_format_is_refused(url: str) -> None:
         with sqlite3.connect(url) as file:
             file.execute("PRAGMA user_version = 7")
         file.close()
-    refused(url, "format 7", "format 2")
+    error_of(url, "format 7", "format 2")
 
 
 def test_sqlite_urls_name_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -662,10 +662,10 @@ def test_sqlite_urls_name_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["here.db", "plain.db", "there.db"]
 
 
-def test_a_full_disk_loses_nothing_that_was_kept(tmp_path: Path) -> None:
+def test_a_full_disk_loses_no_stored_event(tmp_path: Path) -> None:
     store = SqliteStore(str(tmp_path / "store.db"))
     store.append([Event("u", "kept", 1)])
-    store._writer.execute("PRAGMA max_page_count = 1")  # SQLite takes it for the disk's end
+    store._writer.execute("PRAGMA max_page_count = 1")  # SQLite reports a full disk
     with pytest.raises(StoreError, match=r"disk is full.*Free some space"):
         store.append([Event("u", "y" * 100_000, 2)])
     assert items(store, "u") == ["kept"]
@@ -675,7 +675,7 @@ def test_a_full_disk_loses_nothing_that_was_kept(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_writer_that_does_not_end_is_waited_for_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_locked_store_is_retried_and_then_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("segue.serving.store.sqlite.BUSY_SECONDS", 0.1)
     store = SqliteStore(str(tmp_path / "store.db"))
     other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
@@ -688,7 +688,7 @@ def test_a_writer_that_does_not_end_is_waited_for_and_named(tmp_path: Path, monk
     store.close()
 
 
-def test_a_file_that_vanished_is_noticed(tmp_path: Path) -> None:
+def test_a_removed_file_is_an_error(tmp_path: Path) -> None:
     store = SqliteStore(str(tmp_path / "store.db"))
     store.check()
     (tmp_path / "store.db").unlink()
@@ -697,14 +697,14 @@ def test_a_file_that_vanished_is_noticed(tmp_path: Path) -> None:
     store.close()
 
 
-# What goes wrong with a server
+# Server errors
 
 
-def test_a_server_that_does_not_answer_is_named(postgres_server: PostgresServer, tmp_path: Path) -> None:
-    refused("postgresql://me@127.0.0.1:1/shop", "127.0.0.1:1/shop", "Connection refused", "Check the URL")
-    refused(f"postgres:///shop?host={tmp_path}", str(tmp_path), "cannot be reached")
-    refused(postgres_server.url("nowhere"), '"nowhere" does not exist')
-    refused("postgresql://nobody.invalid/shop", "nobody.invalid")
+def test_an_unreachable_server_is_named(postgres_server: PostgresServer, tmp_path: Path) -> None:
+    error_of("postgresql://me@127.0.0.1:1/shop", "127.0.0.1:1/shop", "Connection refused", "Check the URL")
+    error_of(f"postgres:///shop?host={tmp_path}", str(tmp_path), "cannot be reached")
+    error_of(postgres_server.url("nowhere"), '"nowhere" does not exist')
+    error_of("postgresql://nobody.invalid/shop", "nobody.invalid")
 
 
 @pytest.mark.parametrize(
@@ -719,29 +719,29 @@ def test_a_server_that_does_not_answer_is_named(postgres_server: PostgresServer,
         "g:%",
     ],
 )
-def test_a_password_is_never_repeated(postgres_server: PostgresServer, credentials: str) -> None:
-    sentence = refused(postgres_server.url("postgres", user=credentials))
+def test_a_password_is_never_in_an_error(postgres_server: PostgresServer, credentials: str) -> None:
+    sentence = error_of(postgres_server.url("postgres", user=credentials))
     assert "0ng" not in sentence and "wr" not in sentence.replace("write", ""), sentence
 
 
-def test_a_wrong_password_is_said(postgres_server: PostgresServer) -> None:
-    refused(postgres_server.url("postgres", user="guarded:wr0ng"), "password authentication failed", "guarded")
-    refused(postgres_server.url("postgres", user="guarded:"), "no password")
+def test_a_wrong_password_is_reported(postgres_server: PostgresServer) -> None:
+    error_of(postgres_server.url("postgres", user="guarded:wr0ng"), "password authentication failed", "guarded")
+    error_of(postgres_server.url("postgres", user="guarded:"), "no password")
 
 
-def test_without_the_extra_the_command_to_install_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_the_error_has_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "segue.serving.store.postgres")
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    refused("postgresql://localhost/shop", "pip install 'segue[postgres]'")
+    error_of("postgresql://localhost/shop", "pip install 'segue[postgres]'")
 
 
-def test_a_user_without_rights_is_told_so(postgres_server: PostgresServer) -> None:
-    refused(postgres_server.url("postgres", user="guarded:s3cr3t"), "cannot be used", "permission denied")
+def test_a_user_without_rights_gets_an_error(postgres_server: PostgresServer) -> None:
+    error_of(postgres_server.url("postgres", user="guarded:s3cr3t"), "cannot be used", "permission denied")
 
 
-def test_a_server_that_was_started_again_is_found_again(postgres_server: PostgresServer, postgres_url: str) -> None:
+def test_connections_are_restored_after_a_server_restart(postgres_server: PostgresServer, postgres_url: str) -> None:
     store = open_store(postgres_url)
-    with ThreadPoolExecutor(4) as threads:  # so that the pool holds several connections, all of which will be lost
+    with ThreadPoolExecutor(4) as threads:  # so that the pool holds several connections, which the restart closes
         list(threads.map(lambda n: store.append([Event("u", f"{n}", n)]), range(12)))
     postgres_server.restart()
     assert store.append([Event("u", "after", 99)]) == [True]
@@ -755,7 +755,7 @@ def test_a_server_that_is_down_is_an_error_within_seconds_until_it_is_back(
 ) -> None:
     store = postgres_store.PostgresStore(postgres_url)
     store.append([Event("u", "before", 1)])
-    store._pool.timeout = store._pool.reconnect_timeout = 0.5  # seconds; the test would take the usual ones each time
+    store._pool.timeout = store._pool.reconnect_timeout = 0.5  # seconds, to keep the test short
     postgres_server.stop()
     try:
         calls: list[Callable[[], Any]] = [
@@ -764,10 +764,10 @@ def test_a_server_that_is_down_is_an_error_within_seconds_until_it_is_back(
             lambda: store.append([Event("u", "lost", 2)]),
         ]
         for call in calls:
-            began = time.monotonic()
+            start = time.monotonic()
             with pytest.raises(StoreError, match="that the server is running"):
                 call()
-            assert time.monotonic() - began < 8
+            assert time.monotonic() - start < 8
     finally:
         postgres_server.start()
     deadline = time.monotonic() + 20
@@ -781,7 +781,7 @@ def test_a_server_that_is_down_is_an_error_within_seconds_until_it_is_back(
     store.close()
 
 
-def test_a_commit_whose_answer_is_lost_is_not_tried_again(postgres_url: str) -> None:
+def test_a_commit_whose_answer_is_lost_is_not_retried(postgres_url: str) -> None:
     store = open_store(postgres_url)
     with psycopg.connect(postgres_url, autocommit=True) as link:
         link.execute(
@@ -798,41 +798,41 @@ def test_a_commit_whose_answer_is_lost_is_not_tried_again(postgres_url: str) -> 
     store.close()
 
 
-def test_a_replica_that_stands_still_in_the_middle_does_not_keep_the_others_waiting(
+def test_a_replica_paused_in_a_transaction_does_not_block_the_others(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = postgres_store.PostgresStore(postgres_url)
     monkeypatch.setattr(postgres_store, "IDLE_SECONDS", 1.0)
-    stuck = postgres_store.PostgresStore(postgres_url)
-    inside, goes_on = threading.Event(), threading.Event()
-    transaction = stuck._transaction
+    paused = postgres_store.PostgresStore(postgres_url)
+    in_transaction, resume = threading.Event(), threading.Event()
+    transaction = paused._transaction
 
-    def standing_still(work: Any) -> Any:
+    def pausing(work: Any) -> Any:
         def slow(link: Any) -> Any:
-            done = work(link)
-            inside.set()
-            goes_on.wait(30)
-            return done
+            result = work(link)
+            in_transaction.set()
+            resume.wait(30)
+            return result
 
         return transaction(slow)
 
-    monkeypatch.setattr(stuck, "_transaction", standing_still)
+    monkeypatch.setattr(paused, "_transaction", pausing)
     event = Event("u", "a", 1, id="sent to both")
     with ThreadPoolExecutor() as pool:
-        late = pool.submit(stuck.append, [event])
+        late = pool.submit(paused.append, [event])
         try:
-            assert inside.wait(30)
+            assert in_transaction.wait(30)
             prompt = pool.submit(other.append, [event])
             assert prompt.result(10) == [True], "the client sent it again, to another replica"
         finally:
-            goes_on.set()
-        assert late.result(30) == [False], "it is tried again, and is there already"
+            resume.set()
+        assert late.result(30) == [False], "the retry finds the event already stored"
     assert items(other, "u") == ["a"]
-    stuck.close()
+    paused.close()
     other.close()
 
 
-def test_a_server_that_would_lose_commits_is_asked_to_keep_them(postgres_url: str) -> None:
+def test_synchronous_commit_is_turned_on(postgres_url: str) -> None:
     with psycopg.connect(postgres_url, autocommit=True) as link:
         link.execute("ALTER ROLE CURRENT_USER SET synchronous_commit = off")
         try:
@@ -843,13 +843,13 @@ def test_a_server_that_would_lose_commits_is_asked_to_keep_them(postgres_url: st
             link.execute("ALTER ROLE CURRENT_USER RESET synchronous_commit")
 
 
-def test_digests_are_of_one_size_and_apart() -> None:
+def test_digests_are_distinct_and_of_one_size() -> None:
     assert {len(digest(text)) for text in HOSTILE} == {16}
     assert len({digest(text) for text in HOSTILE}) == len(HOSTILE)
 
 
-def test_states_are_kept_as_json(store: HistoryStore) -> None:
-    """Names of runs are whatever a folder may be called."""
-    chosen = RunSelection('a "b" ☕\\', "c'd", "é", 1)
-    assert store.activate(chosen, expected=None)
-    assert msgspec.structs.asdict(store.active() or RunSelection("", None, "", 0)) == msgspec.structs.asdict(chosen)
+def test_states_are_stored_as_json(store: HistoryStore) -> None:
+    """A run's name is any name of a folder."""
+    selection = RunSelection('a "b" ☕\\', "c'd", "é", 1)
+    assert store.activate(selection, expected=None)
+    assert msgspec.structs.asdict(store.active() or RunSelection("", None, "", 0)) == msgspec.structs.asdict(selection)
