@@ -135,6 +135,7 @@ def test_refused_items_are_named_with_the_reason() -> None:
     model = recommender(**CATEGORY)
     both = new_items(["i03", "n1", "i07"], like=[1, 2, 3])
     assert_refused(model, both, "'i03', 'i07'", "already")
+    assert_refused(model, new_items([f"i{OLD - 1}"], like=[1]), f"'i{OLD - 1}'", "already")
     assert_refused(model, new_items(["n1"], like=[1]).with_columns(kind=pl.lit("unheard")), "'n1'", "'unheard'", "kind")
     assert_refused(model, new_items(["n1"], like=[1]).drop("id"), "`id`")
     assert_refused(model, pl.DataFrame({"id": ["n1", None], "kind": ["k1", "k1"]}), "no id")

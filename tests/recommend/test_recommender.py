@@ -121,6 +121,7 @@ def test_without_a_known_item_the_answer_is_by_popularity(history: list[str]) ->
 def test_popularity_obeys_exclude_and_only() -> None:
     recommender = cyclic(LETTERS, counts=[3, 9, 1, 9, 0, 2])
     assert recommender.recommend([], exclude=["b", "nobody"]).ids == ["d", "a", "f", "c"]
+    assert recommender.recommend([], k=2, exclude=["b"]).ids == ["d", "a"], "as many as there are"
     assert recommender.recommend([], only=["c", "a", "e"]).ids == ["a", "c"]
     assert recommender.recommend([], only=["nobody"]).ids == []
 
