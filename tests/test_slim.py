@@ -112,6 +112,19 @@ def test_items_that_share_a_vector_tie_by_number(tmp_path: Path) -> None:
         assert_same_answers([answer], [run.recommend(history, k=25)])
 
 
+def test_without_a_request_time_it_is_the_time_of_the_newest_event(tmp_path: Path) -> None:
+    settings = model_settings(kind="hstu", width=8, depth=1, length=12, dropout=0.0, target_time=True)
+    model = build_model(settings, 30, generator=torch.Generator().manual_seed(3))
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight.data, generator=torch.Generator().manual_seed(4))  # biases by time begin at zero
+    run = recommender_of(model)
+    slim = exported(run, tmp_path)
+    times = [1e9 + 1000.0**number for number in (1, 2, 3)]
+    history = [{"item": f"i{number}", "time": time} for number, time in enumerate(times, start=1)]
+    assert_same_answers([slim.recommend(history)], [run.recommend(history)])
+    assert_same_answers([slim.recommend(history)], [run.recommend(history, now=times[-1])])
+
+
 @pytest.mark.parametrize("items", ["vectors", "ids+vectors"])
 def test_items_known_by_content_alone_are_recommended_and_encoded(tmp_path: Path, items: str) -> None:
     """Of thirty items the last ten are unseen in training; i30 has no content either."""

@@ -399,6 +399,11 @@ def test_refusals(whole: Tuning, cycle_data: Path, quick_recipe: Path, tmp_path:
             tune(cycle_data, **options)
     with pytest.raises(FolderError, match="is not the data that"):
         tune(other, out=out, resume=True)
+    manifest = msgspec.json.decode((out / "manifest.json").read_bytes())
+    manifest["data"]["folder"] = str(other.folder.absolute())  # other data in the same folder
+    (out / "manifest.json").write_bytes(msgspec.json.encode(manifest))
+    with pytest.raises(FolderError, match="is not the data that"):
+        tune(other, out=out, resume=True)
     assert not (tmp_path / "new").exists()
 
 

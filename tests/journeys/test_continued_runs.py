@@ -161,6 +161,18 @@ def test_refused_options_and_logs(line: CommandLine, yesterday: Path, cycle_data
     )
 
 
+def test_a_run_that_was_trained_on_todays_validation_events_is_refused(line: CommandLine, quick_recipe: Path) -> None:
+    """Its training part ends after today's, though before today's test part."""
+    log = write_longer_log(line.folder)
+    splits = {
+        name: line.answers("prepare", log, "--out", name, "--split", f"time:2020-09-14T{hour}")["split"]
+        for name, hour in (("later", "01:37"), ("earlier", "00:30"))
+    }
+    assert splits["earlier"]["valid_from"] < splits["later"]["valid_from"] < splits["earlier"]["test_from"]
+    line.does("train", "later", "--out", "run", "--recipe", quick_recipe, "--set", "train.epochs=1")
+    line.refuses("train", "earlier", "--out", "today", "--from", "run", says=("keeps for validation and test",))
+
+
 def test_a_recipe_may_change_training_settings(line: CommandLine, yesterday: Path, data: Path) -> None:
     (line.folder / "night.toml").write_text("[train]\nepochs = 1\nthreads = 1\n[objective]\ntemperature = 0.5\n")
     result = line.answers("train", data, "--out", "today", "--from", yesterday, "--recipe", "night.toml")
