@@ -17,11 +17,11 @@ PACKAGES = {
     "training": ("epoch", "catalogue", "processes"),
     "recommend": ("recommend", "evaluate", "index", "mixture", "increment", "embed", "codes"),
     "serving": ("serve", "durability", "replicas"),
-    "quality": ("plan", "window", "cold"),
+    "quality": ("plan", "window", "cold", "strangers"),
 }
 MODULES = {subject: f"bench.{package}.{subject}" for package, subjects in PACKAGES.items() for subject in subjects}
 NEED_DATA = ("epoch", "recommend", "evaluate", "serve", "replicas", "mixture", "cold", "spark", "processes")
-MAY_HAVE_DATA = ("window", "codes")
+MAY_HAVE_DATA = ("window", "codes", "strangers")
 WHERE = (
     "give DATA=folder with an events.tsv.gz of the columns user, item, ts. The figures quoted are for MovieLens-1M, "
     "published at https://grouplens.org/datasets/movielens/1m/"
