@@ -8,10 +8,11 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 import psutil
@@ -22,9 +23,11 @@ WAIT = 60  # seconds; a busy machine may take long, but not for ever
 class Served:
     """A running `segue serve` and its output."""
 
-    def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], url: str, log: IO[bytes]) -> None:
+        """`log`: the file of standard error. A full pipe that nobody reads would stop the server."""
         self.process = process
         self.url = url
+        self._log = log
         self.client = httpx.Client(base_url=url, trust_env=False, timeout=WAIT)
         self.errors = b""
 
@@ -38,7 +41,8 @@ class Served:
         self.ended(family)
 
     def ended(self, family: list[psutil.Process]) -> None:
-        _, self.errors = self.process.communicate(timeout=WAIT)
+        self.process.wait(timeout=WAIT)
+        self.errors = self._log.read()
         assert self.process.returncode == 0, self.errors.decode()
         assert b"Traceback" not in self.errors, self.errors.decode()
         _, alive = psutil.wait_procs(family, timeout=5)
@@ -52,20 +56,20 @@ class Served:
 @contextlib.contextmanager
 def serving(*arguments: object, cwd: Path) -> Iterator[Served]:
     """The command in its own process, which is killed afterwards in any case."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "segue.cli", "serve", *map(str, arguments), "--port", "0", "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    ) as process:
+    command = [sys.executable, "-m", "segue.cli", "serve", *map(str, arguments), "--port", "0", "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with (
+        tempfile.NamedTemporaryFile() as log,
+        Path(log.name).open("ab") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, cwd=cwd, env=environment) as process,
+    ):
         watch = threading.Timer(180, process.kill)
         watch.start()
         try:
             assert process.stdout is not None
             first = process.stdout.readline()
-            assert first, process.communicate()[1].decode()
-            server = Served(process, json.loads(first)["url"])
+            assert first, log.read().decode()
+            server = Served(process, json.loads(first)["url"], log)
             with server.client:
                 yield server
         finally:
