@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
+import pickle
 import shutil
 import signal
 import socket
@@ -21,7 +21,7 @@ from small_service import assert_problem, ids
 
 from segue.errors import StoreError
 from segue.recommend.recommender import Recommender
-from segue.serving.engine.channel import Endpoint, _serve_channel
+from segue.serving.engine.channel import _framed, _serve_channel
 from segue.serving.http import server
 from segue.serving.settings import ServiceSettings
 
@@ -219,7 +219,7 @@ def test_no_worker_is_started_with_invalid_settings(cycle_run: Path, monkeypatch
 
 
 class UnsendableError(Exception):
-    """An error that cannot go through a pipe."""
+    """An error that cannot be sent to another process."""
 
     def __init__(self) -> None:
         super().__init__("odd")
@@ -242,21 +242,22 @@ class OddEngine:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("method", ["fails", "gives"])
 def test_an_engine_answers_with_an_error_if_it_cannot_send_a_result(method: str) -> None:
-    """After a notification the event loop reads; without anything to read, the whole service would block."""
-    notifications, notify = multiprocessing.Pipe(duplex=False)
-    parent_end, child_end = multiprocessing.Pipe()
+    """Without an answer the caller would wait forever."""
+    near, far = socket.socketpair(socket.AF_UNIX)
+    near.settimeout(2)
     engine: Any = OddEngine()
-    thread = threading.Thread(target=_serve_channel, args=(engine, Endpoint(child_end, notify), "control"), daemon=True)
+    thread = threading.Thread(target=_serve_channel, args=(engine, far, "control"), daemon=True)
     thread.start()
+
+    def call(method: str) -> object:
+        near.sendall(_framed(pickle.dumps((method, ()))))
+        length = int.from_bytes(near.recv(4, socket.MSG_WAITALL), "big")
+        return pickle.loads(near.recv(length, socket.MSG_WAITALL))
+
     try:
-        parent_end.send((method, ()))
-        assert parent_end.poll(2), "no answer"
-        assert parent_end.recv() is not None
-        parent_end.send(("works", ()))
-        assert parent_end.poll(2), "the channel still works"
-        assert parent_end.recv() == 7
+        assert call(method) is not None
+        assert call("works") == 7, "the channel still works"
     finally:
-        parent_end.close()
+        near.close()
         thread.join(5)
-        for end in (notifications, notify, child_end):
-            end.close()
+        assert not thread.is_alive(), "it ends with its channel"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from segue.errors import InputError, SegueError
 from segue.recommend.history import History
@@ -15,8 +16,7 @@ EncodedAnswer = tuple[bytes, str | None]
 """An answer as JSON, and the fallback that replaced the model, if any."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RecommendationQuery:
+class RecommendationQuery(msgspec.Struct, frozen=True, eq=False, array_like=True):
     """A user with a stored history, or a given history, and the rules for the answer."""
 
     user: str | None = None

@@ -75,10 +75,11 @@ class Service:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Follow the store's active run; at the end, finish the requests that wait, then close engine and store."""
-        following = asyncio.create_task(self._follow())
         async with contextlib.AsyncExitStack() as closing:
             closing.callback(self.store.close)
             closing.push_async_callback(self._engine.close)
+            await self._engine.open()
+            following = asyncio.create_task(self._follow())
             try:
                 yield
             finally:

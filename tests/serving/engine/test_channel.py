@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pickle
 import shutil
 import signal
+import socket
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -18,7 +19,15 @@ from segue.errors import FolderError, InputError
 from segue.recommend.history import read_history
 from segue.recommend.recommender import Recommender
 from segue.serving.engine.batching import Batcher, JobProcessor
-from segue.serving.engine.channel import CHANNELS, MAX_IN_FLIGHT, Channel, EngineProcess, _QueryProcessor, _serialised
+from segue.serving.engine.channel import (
+    CHANNELS,
+    MAX_IN_FLIGHT,
+    Channel,
+    EngineProcess,
+    _framed,
+    _QueryProcessor,
+    _serialised,
+)
 from segue.serving.requests import EncodedAnswer, OverloadedError, UnknownModelError
 from segue.serving.requests import RecommendationQuery as Query
 from segue.serving.settings import ServiceSettings
@@ -37,9 +46,11 @@ def test_the_life_of_an_engine(cycle_run: Path, tmp_path: Path) -> None:
         engine = EngineProcess(settings)
         try:
             engine.wait_until_ready()
+            await engine.open()
             queue = engine.queries
             await answers_as_in_this_process(engine, known)
             await answers_queries_in_order(queue, known)
+            await a_full_write_buffer_refuses(queue)
             await long_names_do_not_block(queue)
             await a_large_result_and_a_cancelled_caller(engine)
             run.rename(tmp_path / "elsewhere")  # the first restart fails
@@ -68,21 +79,18 @@ async def answers_as_in_this_process(engine: EngineProcess, known: Recommender) 
 
 
 async def answers_queries_in_order(queue: Answering, known: Recommender) -> None:
-    """In order, up to the bound in flight; a large query waits until none is in flight."""
+    """In order, up to the bound in flight; also a query with a number that msgpack cannot encode."""
     ids = known.recommend([], k=5).ids
-    large = Query(history=read_history(ids[:1]), k=3)
+    query_with_rules = Query(history=read_history(ids[:1]), k=3, exclude=[10**30], where={})
     queries = [
-        large,
-        large,
-        *(Query(user="nobody", k=1 + number % 5) for number in range(MAX_IN_FLIGHT - 2)),
+        query_with_rules,
+        query_with_rules,
+        *(Query(user="nobody", k=1 + number % 5) for number in range(MAX_IN_FLIGHT - 3)),
+        query_with_rules,
     ]
     for query in queries:
         assert queue.submit(query)
-        if query is not large:
-            await asyncio.sleep(0)  # sent one by one
-            assert not queue.submit(large)
-            assert not queue.submit(Query(user="n" * 300)) and not queue.submit(Query(model="n" * 300))
-            assert not queue.submit(Query(user="字" * 100)), "the bound counts bytes, not characters"
+        await asyncio.sleep(0)  # sent one by one
     assert not queue.submit(queries[-1])
     answers: list[EncodedAnswer | Exception] = []
     while len(answers) < MAX_IN_FLIGHT:
@@ -90,8 +98,20 @@ async def answers_queries_in_order(queue: Answering, known: Recommender) -> None
     assert len(answers) == MAX_IN_FLIGHT
     for query, answer in zip(queries, answers, strict=True):
         assert not isinstance(answer, Exception)
-        expected = known.recommend(ids[:1], k=3).ids if query is large else ids[: query.k]
+        expected = known.recommend(ids[:1], k=3).ids if query is query_with_rules else ids[: query.k]
         assert [item["id"] for item in msgspec.json.decode(answer[0])["items"]] == expected
+
+
+async def a_full_write_buffer_refuses(queue: Answering) -> None:
+    large = Query(user="n" * 500_000)
+    accepted = 0
+    while queue.submit(large):  # nothing is awaited, so nothing more is written
+        accepted += 1
+    assert 1 < accepted < 10
+    answers: list[EncodedAnswer | Exception] = []
+    while len(answers) < accepted:
+        answers += await queue.results()
+    assert len(answers) == accepted
 
 
 async def long_names_do_not_block(queue: Answering) -> None:
@@ -109,7 +129,7 @@ async def long_names_do_not_block(queue: Answering) -> None:
 
 
 async def a_large_result_and_a_cancelled_caller(engine: EngineProcess) -> None:
-    many = {f"item {number}" for number in range(20_000)}  # more than a pipe's buffer
+    many = {f"item {number}" for number in range(20_000)}  # more than a socket takes at once
     assert await engine.call("events", "unknown", many) == many
     leaving = asyncio.ensure_future(engine.call("events", "unknown", {"left"}))
     await asyncio.sleep(0)
@@ -119,6 +139,7 @@ async def a_large_result_and_a_cancelled_caller(engine: EngineProcess) -> None:
 
 async def killed_while_busy(engine: EngineProcess, queue: Answering) -> None:
     os.kill(engine._process.pid, signal.SIGSTOP)  # so that it cannot answer before it is killed
+    os.waitid(os.P_PID, engine._process.pid, os.WSTOPPED)
     busy = [asyncio.ensure_future(engine.call(channel, "search", "", 20)) for channel in CHANNELS]
     assert queue.submit(Query(user="nobody"))
     busy.append(asyncio.ensure_future(queue.results()))
@@ -146,28 +167,35 @@ def test_an_engine_that_cannot_start_reports_a_sentence(tmp_path: Path) -> None:
 
 
 def test_unreadable_answers_end_the_channel() -> None:
-    """The next answers cannot be assigned to callers, so every caller gets an error."""
+    """Whose answers come next would not be known: everyone is refused, and nobody gets another's."""
     restarts: list[object] = []
-    endpoints = {"queries": SimpleNamespace(messages=SimpleNamespace(send_bytes=lambda _: None))}
 
     class Odd:
-        _endpoints = endpoints
+        """An engine whose process sends no list of answers."""
 
-        async def _receive(self, _: object) -> object:
-            raise ValueError("not to be read")
+        _streams: Any = None
 
-        async def _restart(self, endpoints: object) -> OverloadedError:
-            restarts.append(endpoints)
+        async def _restart(self, streams: object) -> OverloadedError:
+            restarts.append(streams)
             return OverloadedError("restarting", "starting again")
 
     async def main() -> None:
-        batcher = Batcher(_QueryProcessor(cast(EngineProcess, Odd())), max_waiting=100)
+        near, far = socket.socketpair(socket.AF_UNIX)
+        engine = Odd()
+        reader, writer = await asyncio.open_unix_connection(sock=near)
+        engine._streams = {"queries": (reader, writer)}
+        far.sendall(_framed(b"not to be read"))
+        batcher = Batcher(_QueryProcessor(cast(EngineProcess, engine)), max_waiting=100)
         runs = (batcher.run(Query(user=name), deadline=5) for name in "abc")
         refusals = await asyncio.gather(*runs, return_exceptions=True)
         assert [str(error) for error in refusals] == ["starting again"] * 3
+        assert restarts == [engine._streams]
+        far.close()
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
 
     asyncio.run(main())
-    assert restarts == [endpoints]
 
 
 def test_unsendable_results_fail_for_each_caller() -> None:
