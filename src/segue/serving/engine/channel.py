@@ -22,7 +22,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
-from pickle import PROTO
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import msgspec
@@ -45,6 +44,7 @@ MAX_IN_FLIGHT = 128  # queries that were sent and have no answer
 MAX_BUFFERED = 1 << 20  # bytes of them that the socket has not taken yet
 STOPPING_SECONDS = 10.0
 RETRY_SECONDS = 1.0  # after an engine that could not be started
+PICKLED = b"\x80"  # the first byte of a pickle; no array in msgpack begins with it
 HEADER_BYTES = 4  # before each message: its length, the highest byte first
 RECEIVED_BYTES = 1 << 18  # at a time: all that waits in a socket
 
@@ -236,8 +236,8 @@ def _packed(value: Any) -> Message:
 
 
 def _unpacked(message: bytes | bytearray, decoder: msgspec.msgpack.Decoder[Received]) -> Received:
-    """What was packed. No array in msgpack begins with the byte with which a pickle does."""
-    value: Received = ForkingPickler.loads(message) if message.startswith(PROTO) else decoder.decode(message)
+    """The value that was packed."""
+    value: Received = ForkingPickler.loads(message) if message.startswith(PICKLED) else decoder.decode(message)
     return value
 
 
