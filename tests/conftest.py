@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # How long an example takes depends on the machine and on what else it does: a slow example is not an error.
-settings.register_profile("segue", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Fifty examples instead of a hundred: the suite is run many times, each time with other examples.
+settings.register_profile("segue", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("segue")
 
 # Modules whose tests go to one worker, because their fixtures are slow: services and a browser, pairs of
