@@ -27,11 +27,10 @@ setup: $(VENV)/.segue  ## install segue in .venv; then .venv/bin/segue works
 demo: $(VENV)/.segue  ## the whole path on a real shop's log, ending at a service (ARGS=--no-serve ends by itself)
 	@$(VENV)/bin/segue demo $(ARGS)
 
-# Three workers, as tests that wait for a service or for Spark leave a processor idle, and one thread for each: they
-# multiply small matrices, where more threads only get in the way.
+# One thread for each of the two workers: tests multiply small matrices, where more threads only get in the way.
 # Compiled modules are written, even where the environment forbids it: the tests start many Python processes.
-test: $(VENV)/.browser  ## run the tests with three workers (ARGS="-k name" for some of them)
-	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 3 --durations=10 $(ARGS)
+test: $(VENV)/.browser  ## run the tests with two workers (ARGS="-k name" for some of them)
+	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --durations=10 $(ARGS)
 
 check: $(VENV)/.dev  ## lint, format and types
 	@$(VENV)/bin/ruff check .
