@@ -65,7 +65,7 @@ def main(argv: list[str]) -> None:
     }
     notes = (
         f"Medians of the processor time of {arguments.questions} test users of MovieLens-1M, one at a time on one "
-        f"thread, by turns; both have the items' components and gates ready. Items: those of the run {ROW}, each "
+        f"thread, alternately; both have the items' components and gates ready. Items: those of the run {ROW}, each "
         f"copied with noise of {NOISE} of its vectors' standard deviation: the catalogue is in heaps, as groups would "
         "have it.",
     )

@@ -5,7 +5,7 @@
 
 Three trainings by one process with two threads, of different seeds, and one by two processes with a thread each. Every
 training is a run of its own in a cache folder, made once; after Ctrl-C the same command resumes. The seconds
-are those of the trainings themselves, which run one after the other: measure on an idle machine.
+are those of the trainings themselves, which run in sequence: measure on an idle machine.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each channel is a Unix socket: asyncio streams at this end, a thread of the engine at the other. A message is its length
 and its bytes: queries and their answers in msgpack, other calls pickled, because a process and its child may exchange
-any object. Calls on one channel run one after the other; channels do not block each other. Queries have a channel of
+any object. Calls on one channel run in sequence; channels do not block each other. Queries have a channel of
 their own and are sent as they come: as soon as the engine has answered a batch, it reads all queries that have arrived
 since, and answers them as the next batch.
 """
