@@ -26,6 +26,7 @@ DIRECTION = [
     {"kinds"},
     {"folders"},
     {"data"},
+    {"counts"},
     {"layers"},
     {"models"},
     {"process_group"},
@@ -99,7 +100,7 @@ def _against_direction(each: Import) -> bool:
 def _forbidden_here(each: Import) -> bool:
     outside = each.module.split(".")[0]
     return (
-        (each.package in ("errors", "folders", "data") and outside == "torch")
+        (each.package in ("errors", "folders", "data", "counts") and outside == "torch")
         or (each.package != "serving" and outside in ("litestar", "uvicorn", "starlette"))
         or (each.package == "serving" and each.target in ("training", "objective"))
         or each.target == "testing" != each.package  # for tests only

@@ -188,8 +188,11 @@ def evaluate(
     log = data_of(recommender, data)
     log.verify()
     if days is None:
-        return measure(recommender.model, log, settings, progress=progress).report
-    return measure_window(recommender.model, log, settings, days=days, ages=ages or (0,), progress=progress).report
+        return measure(recommender.model, log, settings, counts=recommender.item_counts, progress=progress).report
+    counts = recommender.item_counts
+    return measure_window(
+        recommender.model, log, settings, counts=counts, days=days, ages=ages or (0,), progress=progress
+    ).report
 
 
 def compare(runs: Sequence[Path | str]) -> Comparison:

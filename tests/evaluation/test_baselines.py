@@ -10,7 +10,7 @@ from segue.data.sequences import Sequences
 from segue.data.split import Split, split_last, split_time
 from segue.evaluation.baselines import BASELINES, session_knn
 from segue.evaluation.baselines.last_item import LastItem
-from segue.evaluation.baselines.popularity import Popularity, _spread
+from segue.evaluation.baselines.popularity import Popularity
 from segue.evaluation.baselines.session_knn import SessionNeighbours
 from segue.evaluation.split_log import SplitLog
 
@@ -74,8 +74,8 @@ def test_recent_popularity_selects_the_best_window_on_validation() -> None:
 def test_a_spread_of_cases_is_even_and_bounded() -> None:
     sequences = random_sequences(1, users=300, n_items=9, longest=9)
     cases = split_last(sequences).cases("test")
-    assert len(_spread(cases, 10_000)) == len(cases)
-    few = _spread(cases, 50)
+    assert len(cases.spread(10_000)) == len(cases)
+    few = cases.spread(50)
     assert len(few) == 50 and few.users[0] == cases.users[0] and few.users[-1] == cases.users[-1]
 
 

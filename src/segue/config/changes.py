@@ -32,7 +32,8 @@ def refuse_changes(saved: Settings, new: Settings) -> None:
     changed = [
         name
         for name in changed_keys(msgspec.to_builtins(saved), msgspec.to_builtins(new))
-        if (name.partition(".")[0] not in ("about", "evaluate", "index") or name in MEASURED) and name not in CHANGEABLE
+        if (name.partition(".")[0] not in ("about", "counts", "evaluate", "index") or name in MEASURED)
+        and name not in CHANGEABLE
     ]
     if changed:
         raise SettingsError(

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from segue.counts.settings import CountsSettings, NoCountsSettings
 from segue.errors import SettingsError
 from segue.evaluation.settings import EvaluateSettings
 from segue.index.settings import AutoSettings, IndexSettings, refuse_misfit
@@ -47,6 +48,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """What the model is trained for."""
     train: TrainSettings = TrainSettings()
     """How the model is trained."""
+    counts: CountsSettings = NoCountsSettings()
+    """Whether item-to-item counts are added to the model's scores."""
     evaluate: EvaluateSettings = EvaluateSettings()
     """How the model is measured."""
     index: IndexSettings = AutoSettings()

@@ -19,6 +19,7 @@ from segue.data.split import Cases
 from segue.evaluation.metrics import times_shown
 from segue.evaluation.ranks import Exclusions, candidate_scores, ranks_among
 from segue.evaluation.settings import SeenRule
+from segue.evaluation.split_log import SplitLog
 from segue.layers.packed import tensors
 from segue.models.sequence import SequenceModel
 from segue.process_group import SINGLE_PROCESS, ProcessGroup
@@ -82,6 +83,23 @@ class Evaluator:
     """The processes that share the cases. Each scores whole batches, the same ones that a single process would make, so
     that every score is the same. All of them get all ranks."""
 
+    @staticmethod
+    def of_model(
+        model: SequenceModel, log: SplitLog, *, seen: SeenRule, group: ProcessGroup = SINGLE_PROCESS
+    ) -> Evaluator:
+        """The rules for a model that was trained on the log's training part."""
+        counts = log.training_counts
+        known = model.answerable(counts)
+        return Evaluator(
+            sequences=log.sequences,
+            counts=counts,
+            seen=seen,
+            target_time=model.target_time,
+            answerable=known,
+            readable=known,
+            group=group,
+        )
+
     @property
     def n_items(self) -> int:
         return len(self.counts) - 1
@@ -128,20 +146,26 @@ class Evaluator:
         Like the service: unreadable items are left out of histories, and empty histories get popularity.
         """
         known = self.counts > 0 if self.answerable is None else self.answerable
-        histories = histories if self.target_time else replace(histories, query_times=None)
-        readable = (self.counts > 0 if self.readable is None else self.readable)[histories.items]
-        owner = np.repeat(np.arange(len(histories.lengths)), histories.lengths)
-        lengths = np.bincount(owner[readable], minlength=len(histories.lengths))
-        some = lengths > 0
-        if not readable.all() or not some.all():
-            times = None if histories.query_times is None else histories.query_times[some]
-            histories = histories.tokens(readable, lengths[some], query_times=times)
-        scores = scorer.scores(histories) if some.any() else torch.empty(0, len(self.counts))
+        readable, some = self.readable_part(histories)
+        scores = scorer.scores(readable) if some.any() else torch.empty(0, len(self.counts))
         assert scores.shape == (some.sum(), len(self.counts)), f"scores of shape {tuple(scores.shape)}"
         if not some.all():
             scored, scores = scores, torch.from_numpy(self.counts).float().repeat(len(some), 1)
             scores[torch.from_numpy(some)] = scored.cpu()
         return candidate_scores(scores, seen, known=known)
+
+    def readable_part(self, histories: Batch) -> tuple[Batch, np.ndarray]:
+        """The histories that a scorer gets, without unreadable items, and which of all histories they are [B] bool: one
+        that is left without events has none."""
+        histories = histories if self.target_time else replace(histories, query_times=None)
+        readable = (self.counts > 0 if self.readable is None else self.readable)[histories.items]
+        owner = np.repeat(np.arange(len(histories.lengths)), histories.lengths)
+        lengths = np.bincount(owner[readable], minlength=len(histories.lengths))
+        some = lengths > 0
+        if readable.all() and some.all():
+            return histories, some
+        times = None if histories.query_times is None else histories.query_times[some]
+        return histories.tokens(readable, lengths[some], query_times=times), some
 
 
 def top_items(scores: Tensor, k: int) -> np.ndarray:

@@ -49,6 +49,13 @@ class Ragged:
         lengths = np.diff(self.offsets)[queries]
         return Ragged.of_lengths(lengths, self.numbers[ragged_rows(self.offsets[queries], lengths)])
 
+    def joined(self, other: Ragged) -> Ragged:
+        """Each query's list with that of another."""
+        owners = np.concatenate((self.owners, other.owners))
+        order = np.argsort(owners, kind="stable")
+        lengths = np.diff(self.offsets) + np.diff(other.offsets)
+        return Ragged.of_lengths(lengths, np.concatenate((self.numbers, other.numbers))[order])
+
     @staticmethod
     def of_lengths(lengths: np.ndarray, numbers: np.ndarray) -> Ragged:
         """The lists with these lengths, given the numbers of all queries one after another."""

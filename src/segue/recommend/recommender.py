@@ -13,6 +13,7 @@ import polars as pl
 import torch
 
 from segue import folders
+from segue.counts.counts import Counts
 from segue.data.batch import Batch, take
 from segue.data.vocabulary import Kinds, Vocabulary
 from segue.errors import FolderError, InputError
@@ -46,7 +47,7 @@ from segue.recommend.query import Queries, encode_queries
 from segue.recommend.rules import Filters, Rules, read_rules
 from segue.recommend.search import search_items, unit_vectors
 
-ITEMS, INDEX = "items.parquet", "index.safetensors"
+ITEMS, INDEX, COUNTS = "items.parquet", "index.safetensors", "counts.safetensors"
 NEEDED = (SETTINGS, WEIGHTS, ITEMS, INDEX)
 OF_TRAINING = ("training.safetensors", "warm-start.safetensors", "warm-start-all.safetensors")
 """Training state. It has only the items that were trained, and is larger than the rest of the run."""
@@ -67,17 +68,20 @@ class Recommender(BaseRecommender):
         index: ItemIndex,
         vocabulary: Vocabulary,
         *,
+        item_counts: Counts | None = None,
         seen: Seen = "excluded",
         settings: ModelSettings | None = None,
         manifest: dict[str, Any] | None = None,
         folder: Path | None = None,
         changed: bool = False,
     ) -> None:
-        """`vocabulary` has the training counts. `seen`: whether items of the history are recommended by default.
-        `changed`: whether items were added since the run was opened from its folder."""
+        """`vocabulary` has the training counts. `item_counts`: what is added to the model's scores. `seen`: whether
+        items of the history are recommended by default. `changed`: whether items were added since the run was opened
+        from its folder."""
         self.model = model.eval()
         self.index = index
         self.vocabulary = vocabulary
+        self.item_counts = item_counts
         self.seen = seen
         self.settings = settings
         self.manifest = manifest or {}
@@ -97,15 +101,23 @@ class Recommender(BaseRecommender):
         if missing:
             raise FolderError(f"{folder} is damaged: it has no {missing[0]}; train again.")
         # Only the files that are read here: the training state is larger than all of them.
-        folders.verify_contents(folder, manifest, "run", names=NEEDED)
+        folders.verify_contents(folder, manifest, "run", names=(*NEEDED, COUNTS))
         vocabulary = Vocabulary(pl.read_parquet(folder / ITEMS))
         index = load_index(folder / INDEX)
+        item_counts = Counts.open(folder / COUNTS) if COUNTS in manifest["files"] else None
         settings = read_model_settings(folder)
         model = load_model(folder, encoder, settings=settings)
         if not len(vocabulary) == index.n_items == model.items.n_items:
             raise FolderError(f"{folder} is damaged: its model, index and items.parquet differ in size; train again.")
         return Recommender(
-            model, index, vocabulary, seen=manifest["seen"], settings=settings, manifest=manifest, folder=folder
+            model,
+            index,
+            vocabulary,
+            item_counts=item_counts,
+            seen=manifest["seen"],
+            settings=settings,
+            manifest=manifest,
+            folder=folder,
         )
 
     def save(self, folder: Path | str) -> None:
@@ -147,6 +159,7 @@ class Recommender(BaseRecommender):
             model,
             index,
             vocabulary,
+            item_counts=self.item_counts,
             seen=self.seen,
             settings=self.settings,
             manifest=self.manifest | {"items": len(vocabulary), "added": added},
@@ -178,7 +191,8 @@ class Recommender(BaseRecommender):
         ranking = begin_ranking(self.known, histories.lengths, rules)
         for rows, vectors in encode_queries(self.model, histories) if queries is None else queries:
             own = [rules[row] for row in rows.tolist()]
-            best = search_items(self.index, vectors, take(histories, rows), own, keep_seen=self.seen == "kept")
+            whole, keep = take(histories, rows), self.seen == "kept"
+            best = search_items(self.index, vectors, whole, own, keep_seen=keep, counts=self.item_counts)
             ranking.fill(rows, *best)
         return ranking
 

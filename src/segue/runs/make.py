@@ -13,12 +13,17 @@ from pathlib import Path
 import numpy as np
 
 from segue import folders
+from segue.config.settings import Settings
+from segue.counts.counts import Counts
+from segue.counts.features import ItemCounts
 from segue.data.dataset import Data
 from segue.errors import FolderError, SettingsError
-from segue.evaluation.settings import seen_rule
+from segue.evaluation.evaluator import Evaluator, ModelScorer
+from segue.evaluation.settings import SeenRule, seen_rule
 from segue.evaluation.split_log import SplitLog
 from segue.models.checkpoint import saved_texts
 from segue.models.items.tables import DataFacts
+from segue.models.sequence import SequenceModel
 from segue.process_group import ProcessGroup
 from segue.recommend.recommender import Recommender
 from segue.runs.begin import begin
@@ -27,6 +32,7 @@ from segue.runs.partial import RECORD, PartialRun, read_record
 from segue.runs.request import TrainingRequest
 from segue.runs.resume import resume
 from segue.runs.write import TrainedModel, write_run
+from segue.training.counts import FittedCounts, fit_counts
 from segue.training.distributed.processes import join_group, launcher_names
 from segue.training.item_codes import CODES
 from segue.training.loop import TrainingProgress
@@ -123,8 +129,10 @@ def _train(
             best = chosen.best_epoch
             progress(TrainingProgress(chosen.epoch, epochs, done, total, loss, best_epoch=best, measured=name))
 
+    fitted = group.on_first(lambda: _fit_counts(model, log, settings, seen))
+    item_counts = None if fitted is None else fitted.counts
     note = ALL_EVENTS_NOTE.format(epochs=chosen.best_epoch) if partial.record.all_events else None
-    evaluation = measure(model, data, settings, note=note, progress=show_measured, group=group)
+    evaluation = measure(model, data, settings, counts=item_counts, note=note, progress=show_measured, group=group)
     if partial.record.all_events:
         if codes is not None:
             all_codes = group.on_first(lambda: partial.all_codes(data, counts, progress))
@@ -138,7 +146,30 @@ def _train(
             state_file=partial.folder / STATE_ALL,
             warm_start=group.on_first(lambda: partial.initial_weights(WARM_START_ALL)) or start,
         )
-    return TrainedModel(model, counts, chosen, evaluation, seen, group.size)
+        item_counts = group.on_first(lambda: _recounted(item_counts, log, settings))
+    return TrainedModel(model, counts, chosen, item_counts, _worth(fitted), evaluation, seen, group.size)
+
+
+def _fit_counts(model: SequenceModel, log: SplitLog, settings: Settings, seen: SeenRule) -> FittedCounts | None:
+    """Item-to-item counts with weights fitted on validation; None if the settings want none."""
+    if settings.counts.limits is None:
+        return None
+    evaluator = Evaluator.of_model(model, log, seen=seen)
+    cases = log.split.cases("valid", settings.evaluate.target)
+    return fit_counts(ModelScorer(model), log, cases, evaluator, settings.counts.limits)
+
+
+def _recounted(item_counts: Counts | None, log: SplitLog, settings: Settings) -> Counts | None:
+    """The same weights over the counts of every event."""
+    if item_counts is None or settings.counts.limits is None:
+        return None
+    ends = np.asarray(log.sequences.offsets)[1:]
+    return replace(item_counts, pairs=ItemCounts.of(log.sequences, ends, log.n_items, settings.counts.limits))
+
+
+def _worth(fitted: FittedCounts | None) -> dict[str, float] | None:
+    """The entry of the manifest: ndcg@10 on validation without the counts and with them."""
+    return None if fitted is None else {"without": fitted.without, "with": fitted.with_counts}
 
 
 def _finish(run: Path, partial: PartialRun, data: Data, trained: TrainedModel) -> None:

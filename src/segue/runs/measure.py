@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from segue.config.settings import Settings
+from segue.counts.counts import Counts
 from segue.data.dataset import Data
 from segue.errors import InputError
+from segue.evaluation.counted import CountedScorer
 from segue.evaluation.evaluate import Evaluation, evaluate
-from segue.evaluation.evaluator import ModelScorer
+from segue.evaluation.evaluator import ModelScorer, Scorer
 from segue.evaluation.split_log import SplitLog
 from segue.evaluation.window.evaluate import TargetWindow, WindowEvaluation, evaluate_window
 from segue.models.sequence import SequenceModel
@@ -21,13 +23,14 @@ def measure(
     data: Data,
     settings: Settings,
     *,
+    counts: Counts | None = None,
     note: str | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     group: ProcessGroup = SINGLE_PROCESS,
 ) -> Evaluation:
     """Measure the model and the baselines on the test part."""
     return evaluate(
-        ModelScorer(model),
+        _scorer(model, counts),
         SplitLog.of(data),
         settings=settings.evaluate,
         answerable=model.answerable,
@@ -38,11 +41,16 @@ def measure(
     )
 
 
+def _scorer(model: SequenceModel, counts: Counts | None) -> Scorer:
+    return ModelScorer(model) if counts is None else CountedScorer(ModelScorer(model), counts)
+
+
 def measure_window(
     model: SequenceModel,
     data: Data,
     settings: Settings,
     *,
+    counts: Counts | None = None,
     days: float,
     ages: Sequence[float],
     baselines: bool = True,
@@ -51,7 +59,7 @@ def measure_window(
     """Measure the model and the baselines over the days after the split time."""
     _refuse_windowless(data)
     return evaluate_window(
-        ModelScorer(model),
+        _scorer(model, counts),
         SplitLog.of(data),
         TargetWindow(
             days,

@@ -15,6 +15,7 @@ import torch
 
 from segue import folders
 from segue.config.settings import settings_toml
+from segue.counts.counts import Counts
 from segue.data.dataset import Data
 from segue.evaluation.evaluate import Evaluation
 from segue.evaluation.settings import SeenRule
@@ -24,6 +25,7 @@ from segue.models.checkpoint import WEIGHTS, save_weights
 from segue.models.items.code_assignment import shared_codes
 from segue.models.items.coded import CodeTable
 from segue.models.sequence import SequenceModel
+from segue.recommend.recommender import COUNTS
 from segue.runs.partial import PartialRun
 from segue.runs.read import HISTORY, RANKS, REPORT, SETTINGS
 from segue.runs.resume import copy_training_files
@@ -40,6 +42,10 @@ class TrainedModel:
     """Events of each item that the model was trained on [V + 1]."""
     chosen: TrainingRecord
     """How the epoch was chosen."""
+    item_counts: Counts | None
+    """What is added to the model's scores; None for nothing."""
+    fitted: dict[str, float] | None
+    """What the counts were worth on validation; None if they were not wanted."""
     evaluation: Evaluation
     seen: SeenRule
     processes: int
@@ -56,6 +62,8 @@ def write_run(run: Path, partial: PartialRun, data: Data, trained: TrainedModel)
         queries = bind(sample_queries, model, data.sequences, data.split.cases("valid", "last"))
         index = build_index(model, model.answerable(counts), settings.index, queries=queries)
         index.save(staging / "index.safetensors")
+        if trained.item_counts is not None:
+            (staging / COUNTS).write_bytes(trained.item_counts.to_bytes())
         folders.write_json(staging / REPORT, trained.evaluation.report)
         np.save(staging / RANKS, trained.evaluation.ranks)
         lines = [msgspec.json.encode(line) for line in trained.chosen.history]
@@ -72,6 +80,7 @@ def write_run(run: Path, partial: PartialRun, data: Data, trained: TrainedModel)
 
 def _manifest(partial: PartialRun, data: Data, trained: TrainedModel) -> dict[str, Any]:
     chosen, record = trained.chosen, partial.record
+    counts = {**(trained.item_counts.facts() if trained.item_counts else {}), **(trained.fitted or {})}
     return {
         "segue": version("segue"),
         "torch": str(torch.__version__),
@@ -86,6 +95,7 @@ def _manifest(partial: PartialRun, data: Data, trained: TrainedModel) -> dict[st
         "items": len(data.vocabulary),
         "seen": trained.seen,
         "all": record.all_events,
+        **({"counts": counts} if counts else {}),
         "training": {
             "epochs": chosen.epoch,
             "best_epoch": chosen.best_epoch,

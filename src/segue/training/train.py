@@ -63,26 +63,17 @@ def choose_epoch(
     if no epoch is better.
     """
     counts, ends, epochs = log.training_counts, log.split.train_end, setup.train.epochs
-    validate = _validation(setup, log, counts, seen)
+    validate = _validation(setup, log, seen)
     model, state = _fit(setup, log.sequences, ends, counts, epochs, folder / STATE, warm_start, validate)
     return model, state.record
 
 
-def _validation(setup: TrainingSetup, log: SplitLog, counts: np.ndarray, seen: SeenRule) -> Validate:
+def _validation(setup: TrainingSetup, log: SplitLog, seen: SeenRule) -> Validate:
     """The validation after each epoch: on the next events or, with `evaluate.days`, on the items of the first days."""
     settings = setup.evaluate
 
     def evaluator(model: SequenceModel) -> Evaluator:
-        known = model.answerable(counts)
-        return Evaluator(
-            sequences=log.sequences,
-            counts=counts,
-            seen=seen,
-            target_time=model.target_time,
-            answerable=known,
-            readable=known,
-            group=setup.group,
-        )
+        return Evaluator.of_model(model, log, seen=seen, group=setup.group)
 
     if settings.days:
         positive = PositiveEvents(setup.objective.positive, setup.facts.kinds)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from segue.data.batch import Batch
-from segue.data.split import Cases
 from segue.evaluation.evaluator import Evaluator
 from segue.evaluation.metrics import ndcg
 from segue.evaluation.settings import EvaluateSettings, seen_rule
@@ -51,7 +50,7 @@ class Popularity:
             recent = torch.from_numpy(np.bincount(items[times >= since], minlength=len(counts))).float()
             note = f"items by the number of their events among the newest {share:.1%} of training"
             windows.append(Popularity(recent + below_one(counts), f"{note} (chosen on validation)"))
-        cases = _spread(log.split.cases("valid"), MOST_CASES)
+        cases = log.split.cases("valid").spread(MOST_CASES)
         if not len(cases):
             return windows[-1]
         rule, _ = seen_rule(EvaluateSettings(), log.sequences, log.split)
@@ -60,9 +59,3 @@ class Popularity:
 
     def scores(self, histories: Batch) -> Tensor:
         return self.score.expand(len(histories.lengths), -1)  # [B, V + 1]
-
-
-def _spread(cases: Cases, most: int) -> Cases:
-    """At most `most` cases, evenly spread, the same ones every time."""
-    rows = np.unique(np.linspace(0, len(cases) - 1, min(most, len(cases))).astype(np.int64))
-    return Cases(users=cases.users[rows], starts=cases.starts[rows], targets=cases.targets[rows])
