@@ -10,7 +10,14 @@ from segue.config.settings import Settings
 from segue.errors import SettingsError
 from segue.kinds import KIND, Table
 
-CHANGEABLE = ("train.epochs", "train.patience", "train.learning_rate", "train.threads", "train.device")
+CHANGEABLE = (
+    "train.epochs",
+    "train.minutes",
+    "train.patience",
+    "train.learning_rate",
+    "train.threads",
+    "train.device",
+)
 """Keys that may differ when training resumes."""
 MEASURED = ("evaluate.days", "evaluate.seen", "evaluate.target")
 """Keys by which the best epoch is chosen: all epochs must be measured alike."""

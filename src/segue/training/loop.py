@@ -87,6 +87,9 @@ def fit(
         record.history.append({"epoch": 0, **before})
         record.best_score = next(iter(before.values()))
     while record.epoch < epochs and not (validate and exhausted(record, settings.patience)):
+        if record.epoch and group.on_first(lambda: out_of_time(record, settings)):
+            break
+        began, elapsed = time.perf_counter(), record.elapsed
         set_generator(model, _dropout_generator(state, settings, group))
         _epoch(state, objective, windows, settings, epochs, progress, group)
         with averaged(state):
@@ -96,10 +99,12 @@ def fit(
                 record.best_epoch, record.best_score = record.epoch, score
                 state.keep_best()
         record.history[-1].update(scores)
+        record.elapsed = elapsed + time.perf_counter() - began
         group.on_first(lambda: state.save(state_file))
         if progress:
             seconds, loss = record.seconds[-1], float(record.history[-1]["loss"])
-            progress(_progress(record, epochs, windows, windows.events, seconds, loss, scores))
+            total = windows.epoch_events(settings.epoch_events)
+            progress(_progress(record, epochs, total, total, seconds, loss, scores))
     with torch.no_grad():
         torch._foreach_copy_(list(model.parameters()), state.best)
     model.eval()
@@ -109,6 +114,11 @@ def fit(
 def exhausted(record: TrainingRecord, patience: int) -> bool:
     """Whether the score has not improved for `patience` epochs."""
     return record.epoch - record.best_epoch >= patience
+
+
+def out_of_time(record: TrainingRecord, settings: TrainSettings) -> bool:
+    """Whether less than half an epoch's time is left of `settings.minutes`."""
+    return bool(settings.minutes) and record.elapsed * (1 + 0.5 / max(1, record.epoch)) > 60 * settings.minutes
 
 
 def _dropout_generator(state: TrainingState, settings: TrainSettings, group: ProcessGroup) -> torch.Generator:
@@ -132,11 +142,17 @@ def _epoch(
     """Train on every window once."""
     record, began = state.record, time.perf_counter()
     total, weights, targets, done = 0.0, 0.0, 0, 0
+    events = windows.epoch_events(settings.epoch_events)
+    limit = 60 * settings.minutes if group.size == 1 else 0.0  # clocks of several processes differ
     model = state.model.train()
     assert isinstance(model, SequenceModel)
     device = next(model.parameters()).device
-    for batch in windows.batches(settings.tokens, state.rng):
-        passed = (record.epoch + done / windows.events) / settings.epochs
+    for batch in windows.batches(settings.tokens, state.rng, events=settings.epoch_events):
+        passed = (record.epoch + done / events) / settings.epochs
+        if limit:
+            passed = max(passed, (record.elapsed + time.perf_counter() - began) / limit)
+            if passed >= 1 and targets:
+                break
         done += len(batch.items) - len(batch.lengths)
         examples = objective.examples(batch, state.rng)
         if not len(examples.targets):
@@ -155,7 +171,7 @@ def _epoch(
         total, weights, targets = total + value * weight, weights + weight, targets + len(examples.targets)
         if progress:
             seconds = time.perf_counter() - began
-            progress(_progress(record, epochs, windows, done, seconds, total / weights))
+            progress(_progress(record, epochs, done, events, seconds, total / weights))
     if not targets:
         raise TrainingError(
             f"No event before the split can be a target: objective.task = {kind_of(objective.settings.task)!r} needs "
@@ -193,8 +209,8 @@ def averaged(state: TrainingState) -> Iterator[None]:
 def _progress(
     record: TrainingRecord,
     epochs: int,
-    windows: Windows,
     done: int,
+    total: int,
     seconds: float,
     loss: float,
     scores: dict[str, float] | None = None,
@@ -205,10 +221,10 @@ def _progress(
         epoch=record.epoch + inside,
         epochs=epochs,
         done=done,
-        total=windows.events,
+        total=total,
         loss=loss,
         tokens_per_second=speed,
-        seconds_left=((epochs - record.epoch) * windows.events - (done if inside else 0)) / speed,
+        seconds_left=((epochs - record.epoch) * total - (done if inside else 0)) / speed,
         scores=scores,
         best_epoch=record.best_epoch,
     )

@@ -18,6 +18,12 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     patience: Count = 8
     """Epochs without a better validation NDCG@10 (or recall@10, see `evaluate.days`) after which training stops; the
     best epoch is kept."""
+    epoch_events: CountOrZero = 0
+    """Events that an epoch reads, about; 0: every event once. With fewer than the log has, an epoch is a random part of
+    its windows, so that a long log is validated often enough; with more, it is several passes."""
+    minutes: NonNegative = 0.0
+    """If above 0, training with its validation ends after so many minutes, even if epochs remain, and the step size
+    falls to 0 by then if `decay` is set. Results then depend on the speed of the machine."""
     tokens: Annotated[int, Meta(ge=2)] = 4000
     """Events of a batch, which several processes share. Smaller batches learn faster an epoch and run slower."""
     stride: Share = 0.0

@@ -36,6 +36,8 @@ class TrainingRecord(msgspec.Struct, kw_only=True):
     history: list[dict[str, float | int]] = []
     seconds: list[float] = []
     """Training time of each epoch, without validation. It is not in the history, which must be repeatable."""
+    elapsed: float = 0.0
+    """Seconds of training and validation so far."""
     numpy_state: str = ""
 
 

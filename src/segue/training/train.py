@@ -28,7 +28,7 @@ from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
 from segue.objective.tasks.positive import PositiveEvents
 from segue.process_group import SINGLE_PROCESS, ProcessGroup
-from segue.training.loop import SCORE, TrainingCallback, Validate, exhausted, fit
+from segue.training.loop import SCORE, TrainingCallback, Validate, exhausted, fit, out_of_time
 from segue.training.settings import TrainSettings
 from segue.training.sparse_rows import LEAST_ROWS
 from segue.training.state import TrainingRecord, TrainingState
@@ -164,6 +164,8 @@ def reason_finished(record: TrainingRecord, settings: TrainSettings) -> str | No
             f"it stopped after epoch {record.epoch}, as validation had not improved for {settings.patience} epochs: "
             "raise train.patience to continue"
         )
+    if out_of_time(record, settings):
+        return f"its {settings.minutes:g} minutes are over: raise train.minutes to continue"
     if record.epoch >= settings.epochs:
         return f"all {settings.epochs} epochs are done: raise train.epochs to continue"
     return None

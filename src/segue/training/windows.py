@@ -25,9 +25,23 @@ class Windows:
         """Events of an epoch: all but the first of each window, which is no target."""
         return int((self.ends - self.starts - 1).sum())
 
-    def batches(self, tokens: int, rng: np.random.Generator) -> Iterator[Batch]:
-        """The windows of an epoch, in random order."""
-        return epoch_batches(self.sequences, self.starts, self.ends, tokens=tokens, rng=rng)
+    def epoch_events(self, wanted: int) -> int:
+        """Events of an epoch of about so many; 0 is every event once."""
+        return wanted if 0 < wanted < self.events else self.events * self._passes(wanted)
+
+    def _passes(self, wanted: int) -> int:
+        return max(1, round(wanted / self.events))
+
+    def batches(self, tokens: int, rng: np.random.Generator, *, events: int = 0) -> Iterator[Batch]:
+        """The windows of an epoch of about so many events (see `epoch_events`), in random order."""
+        if 0 < events < self.events:
+            order = rng.permutation(len(self.starts))
+            sizes = np.cumsum((self.ends - self.starts - 1)[order])
+            some = order[: int(np.searchsorted(sizes, events)) + 1]
+            yield from epoch_batches(self.sequences, self.starts[some], self.ends[some], tokens=tokens, rng=rng)
+            return
+        for _ in range(self._passes(events)):
+            yield from epoch_batches(self.sequences, self.starts, self.ends, tokens=tokens, rng=rng)
 
     def in_order(self, tokens: int) -> Iterator[Batch]:
         """Every window once, in order."""
