@@ -95,6 +95,25 @@ def train(
     return make_run(request, progress=progress)
 
 
+def can_finish(out: Path | str) -> bool:
+    """Whether an interrupted training has a finished epoch, so that `finish` can write its run."""
+    from segue.runs.plan import finished_epochs
+
+    return finished_epochs(Path(out)) > 0
+
+
+def finish(
+    data: Data | Path | str, *, out: Path | str, progress: Callable[[TrainingProgress], None] | None = None
+) -> Recommender:
+    """Write the run of an interrupted training: of the best of the epochs that are done. `train` with resume=True then
+    continues it."""
+    from segue.runs.make import make_run
+    from segue.runs.request import TrainingRequest
+
+    folder = data.folder if isinstance(data, Data) else Path(data)
+    return make_run(TrainingRequest(data=folder, out=Path(out), resume=True, finish=True), progress=progress)
+
+
 def load(folder: Path | str, *, encoder: Builder | None = None) -> Recommender | Data:
     """Open what `train` or `prepare` wrote: a run folder as a Recommender, a data folder as Data.
 

@@ -104,6 +104,10 @@ class Display:
 
     def step(self, step: TrainingProgress) -> None:
         """Show a step of training or of the evaluation after it, and print a line for each epoch."""
+        for line in step.plan:
+            self.line(line)
+        if step.plan:
+            return
         if step.measured:
             self.stage(f"measuring {step.measured}", step.done, step.total)
             return

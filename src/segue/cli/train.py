@@ -24,6 +24,14 @@ def train(
     from_run: Annotated[
         Path | None, typer.Option("--from", help="A run to continue from, on a log that has grown.")
     ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            help="Time for training and report on this machine. With much time, several encoders are tried.",
+            min=0.1,
+            show_default="what the log needs",
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume interrupted training, or add epochs.")] = False,
     all_events: Annotated[
         bool, typer.Option("--all", help="When the epochs are chosen, train on every event, for serving.")
@@ -36,24 +44,32 @@ def train(
     from segue.evaluation.report import table
     from segue.runs.read import read_report
 
+    command = f"segue train {data} --out {out} --resume" + (f" --processes {processes}" if processes > 1 else "")
+    overrides = [*([] if minutes is None else [f"train.minutes={minutes}"]), *(changes or ())]
+
     def interrupted() -> str:
         if not partial_of(out).exists():
             return "Interrupted before training began; nothing was written."
-        command = f"segue train {data} --out {out} --resume" + (f" --processes {processes}" if processes > 1 else "")
         return f"Interrupted; the finished epochs are in {partial_of(out)}. Resume with: {command}"
 
     with Display(quiet=json, interrupted=interrupted) as display:
-        model = api.train(
-            data,
-            out=out,
-            recipe=recipe,
-            overrides=changes or (),
-            from_run=from_run,
-            resume=resume,
-            all_events=all_events,
-            processes=processes,
-            progress=display.step,
-        )
+        try:
+            model = api.train(
+                data,
+                out=out,
+                recipe=recipe,
+                overrides=overrides,
+                from_run=from_run,
+                resume=resume,
+                all_events=all_events,
+                processes=processes,
+                progress=display.step,
+            )
+        except KeyboardInterrupt:
+            if not api.can_finish(out):
+                raise
+            display.line(f"Interrupted: writing the run of the best epoch so far. To train further: {command}")
+            model = api.finish(data, out=out, progress=display.step)
     report = read_report(model)
     body = {"folder": str(out), **model.manifest, "report": report}
     following = f"Made {out}. Next: segue recommend {out} --history ID,ID,… or segue serve {out}"

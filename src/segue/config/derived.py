@@ -6,6 +6,7 @@ The rules were found on twelve logs, each judged on logs that it was not fitted 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,9 @@ import numpy as np
 from segue.config.recipes import DEFAULT_RECIPE, read_recipe
 from segue.config.settings import Settings, make_settings
 from segue.data.dataset import Data
+from segue.errors import SettingsError
 from segue.evaluation.split_log import SplitLog
+from segue.kinds import kind_of
 
 LENGTHS = (20, 50, 100, 200)
 COVERED = 95  # percent of the users whose whole training history a window holds, if it may be so long
@@ -25,7 +28,7 @@ LONG_EPOCH, SHORT_EPOCH = 1_000_000, 5_000  # training events
 PASSES, DENSE_PASSES = 20, 20
 MINUTES = ((100_000, 5.0), (500_000, 15.0))
 MOST_MINUTES = 45.0
-MOST_SOFTMAX = 50_000_000  # events × items of a batch up to which the full softmax is taken
+OTHERS = ("gru4rec", "hstu")  # recipes whose encoders are tried beside the default's if there is time
 
 
 class Derived(msgspec.Struct, frozen=True):
@@ -69,17 +72,44 @@ class LogShape:
         return next((minutes for events, minutes in MINUTES if self.events < events), MOST_MINUTES)
 
 
-def settings_of(
-    recipe: str | Path | None, overrides: Sequence[str], data: Data
-) -> tuple[Settings, tuple[Derived, ...]]:
-    """The settings of a recipe for a log, and those of them that were derived from it: none unless the recipe is
-    `default`. Overrides come before what is derived."""
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """The settings of a recipe for a log."""
+
+    settings: Settings
+    derived: tuple[Derived, ...] = ()
+    """Those that were derived from the log: none unless the recipe is `default`."""
+
+
+def settings_for(recipe: str | Path | None, overrides: Sequence[str], data: Data) -> LogSettings:
+    """The settings of a recipe for a log. Overrides come before what is derived."""
     tables = read_recipe(recipe or DEFAULT_RECIPE)
     if recipe not in (None, DEFAULT_RECIPE):
-        return make_settings(tables, overrides), ()
-    given = {text.partition("=")[0].strip() for text in overrides}
-    derived = tuple(each for each in derive(LogShape.of(SplitLog.of(data))) if each.key not in given)
-    return make_settings(tables, [*(each.override for each in derived), *overrides]), derived
+        return LogSettings(make_settings(tables, overrides))
+    derived = derive(LogShape.of(SplitLog.of(data)))
+    own = tuple(each for each in derived if not is_given(each.key, overrides))
+    return LogSettings(make_settings(tables, [*(each.override for each in own), *overrides]), own)
+
+
+def is_given(key: str, overrides: Sequence[str]) -> bool:
+    """Whether the user set a key."""
+    return any(text.partition("=")[0].strip() == key for text in overrides)
+
+
+def candidates(chosen: LogSettings, overrides: Sequence[str], *, timed: bool) -> dict[str, Settings]:
+    """The settings to try, by the name of the encoder: those of the default first, then of other encoders with the
+    same derived values. `timed`: whether the log has times. If the user chose an encoder, there are no others."""
+    own = {kind_of(chosen.settings.model): chosen.settings}
+    if any(text.partition("=")[0].strip() in ("model", "model.kind", "model.encoder") for text in overrides):
+        return own
+    for name in OTHERS:
+        if name == "hstu" and not timed:
+            continue
+        tables = {**read_recipe(DEFAULT_RECIPE), **{part: read_recipe(name)[part] for part in ("model", "objective")}}
+        untold = ["model.target_time=false"] if name == "hstu" else []
+        with suppress(SettingsError):  # of an override that this encoder does not have
+            own[name] = make_settings(tables, [*(each.override for each in chosen.derived), *untold, *overrides])
+    return own
 
 
 def derive(log: LogShape) -> list[Derived]:
@@ -97,4 +127,5 @@ def derive(log: LogShape) -> list[Derived]:
         Derived("train.tokens", batch, f"about {STEPS_OF_EPOCH} steps in {log.events:,} events"),
         Derived("train.epoch_events", 0 if epoch == log.events else epoch, f"{log.events:,} training events"),
         Derived("train.epochs", epochs, "passes over the log"),
+        Derived("train.minutes", log.minutes, f"at most, for {log.events:,} events"),
     ]

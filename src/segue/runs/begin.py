@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,13 @@ import msgspec
 
 from segue import folders
 from segue.config.changes import refuse_another_model
+from segue.config.derived import LogSettings, candidates, is_given, settings_for
 from segue.config.recipes import DEFAULT_RECIPE, read_recipe
 from segue.config.settings import Settings, make_settings
 from segue.data.dataset import Data
 from segue.errors import FolderError, SettingsError
 from segue.evaluation.split_log import SplitLog
-from segue.kinds import kind_of
+from segue.kinds import Table, kind_of
 from segue.models.build import builder_name, refuse_other_builder
 from segue.models.inputs import EventInputSettings
 from segue.models.items.content import ContentTable
@@ -36,8 +38,12 @@ from segue.training.warm_start import TRAINED_ITEMS, WARM_START, write_warm_star
 def begin(request: TrainingRequest, run: Path, data: Data, launchers: frozenset[str]) -> PartialRun:
     """Check the request against the data, then write RUN.partial; an error leaves no file."""
     origin = Recommender.open(request.from_run, encoder=request.encoder) if request.from_run is not None else None
-    tables = read_recipe(request.recipe or DEFAULT_RECIPE) if origin is None else _origin_tables(origin, request)
-    settings = make_settings(tables, [*request.overrides, *encoder_override(request)])
+    overrides = [*request.overrides, *encoder_override(request)]
+    if origin is None:
+        chosen = settings_for(request.recipe, overrides, data)
+    else:
+        chosen = LogSettings(make_settings(_origin_tables(origin, request), overrides))
+    settings = chosen.settings
     refuse_other_builder(settings.model, request.encoder, whose="The recipe" if origin is None else str(origin.folder))
     PositiveEvents(settings.objective.positive, data.kinds).refuse_without_values(data.sequences.values)
     _refuse_missing_times(settings, data)
@@ -59,12 +65,26 @@ def begin(request: TrainingRequest, run: Path, data: Data, launchers: frozenset[
         origin=None if origin is None else Origin(folder=str(_folder(origin).absolute()), digest=run_digest(origin)),
         all_events=request.all_events,
         launchers=launchers,
+        derived=chosen.derived,
+        candidates=_candidates(request, chosen, overrides, data),
     )
     with folders.complete_folder(folder) as staging:
         if origin is not None:
             _write_initial_weights(origin, data, PartialRun(staging, settings, record, request.encoder))
         write_record(staging, settings, record)
     return PartialRun(folder, settings, record, request.encoder)
+
+
+def _candidates(
+    request: TrainingRequest, chosen: LogSettings, overrides: Sequence[str], data: Data
+) -> dict[str, Table]:
+    """The settings to try first: of several encoders if the recipe is `default` and the user gave minutes."""
+    if request.from_run is not None or request.recipe not in (None, DEFAULT_RECIPE):
+        return {}
+    if not is_given("train.minutes", overrides):
+        return {}
+    tried = candidates(chosen, overrides, timed=bool(data.manifest["has_time"]))
+    return {name: msgspec.to_builtins(settings) for name, settings in tried.items()} if len(tried) > 1 else {}
 
 
 def encoder_override(request: TrainingRequest, name: str | None = None) -> list[str]:

@@ -29,6 +29,7 @@ from segue.recommend.recommender import Recommender
 from segue.runs.begin import begin
 from segue.runs.measure import measure
 from segue.runs.partial import RECORD, PartialRun, read_record
+from segue.runs.plan import plan_lines, settle
 from segue.runs.request import TrainingRequest
 from segue.runs.resume import resume
 from segue.runs.write import TrainedModel, write_run
@@ -36,7 +37,8 @@ from segue.training.counts import FittedCounts, fit_counts
 from segue.training.distributed.processes import join_group, launcher_names
 from segue.training.item_codes import CODES
 from segue.training.loop import TrainingProgress
-from segue.training.train import STATE_ALL, choose_epoch, train_for
+from segue.training.timing import timed
+from segue.training.train import STATE_ALL, TrainingSetup, choose_epoch, train_for
 from segue.training.warm_start import WARM_START, WARM_START_ALL
 
 VISIBLE_WITHIN = 30.0  # seconds in which a file written by one machine is visible to the others
@@ -63,8 +65,8 @@ def make_run(request: TrainingRequest, *, progress: Callable[[TrainingProgress],
         if begun is not None:
             _refuse_separate_folders(begun.folder, group)
             partial = replace(begun, encoder=request.encoder)
-            trained = _train(partial, data, group, progress)
-            group.on_first(lambda: _finish(run, partial, data, trained))
+            trained = _train(partial, data, group, progress, finish=request.finish)
+            group.on_first(lambda: _finish(run, data, trained))
         recommender = Recommender.open(run, encoder=request.encoder)
         group.all_gather_objects(None)  # the first process removes a temporary run when it ends: all open it before
     return recommender
@@ -109,9 +111,15 @@ def _refuse_separate_folders(folder: Path, group: ProcessGroup) -> None:
 
 
 def _train(
-    partial: PartialRun, data: Data, group: ProcessGroup, progress: Callable[[TrainingProgress], None] | None
+    partial: PartialRun,
+    data: Data,
+    group: ProcessGroup,
+    progress: Callable[[TrainingProgress], None] | None,
+    *,
+    finish: bool,
 ) -> TrainedModel:
-    """Choose the epoch on validation and measure on the test part; with `all_events`, then train on every event."""
+    """Choose the epoch on validation and measure on the test part; with `all_events`, then train on every event.
+    `finish`: choose among the epochs that are done."""
     settings, sequences, n_items = partial.settings, data.sequences, len(data.vocabulary)
     log = SplitLog.of(data)
     counts = log.training_counts
@@ -121,7 +129,11 @@ def _train(
     codes = group.on_first(lambda: partial.codes(CODES, data, data.split.train_end, progress))
     facts = settings.model.items.facts(data.vocabulary, DataFacts(kinds=tuple(data.kinds), texts=texts, codes=codes))
     setup = replace(partial.setup, facts=facts, progress=progress, group=group)
-    model, chosen = choose_epoch(setup, log, seen=seen, folder=partial.folder, warm_start=start)
+    if group.size == 1 and (partial.record.derived or partial.record.candidates):
+        partial = _planned(partial, setup, log, seen, finish=finish)
+        settings = partial.settings
+        setup = replace(setup, model=settings.model, objective=settings.objective, train=settings.train)
+    model, chosen = choose_epoch(setup, log, seen=seen, folder=partial.folder, warm_start=start, finish=finish)
 
     def show_measured(name: str, done: int, total: int) -> None:
         if progress is not None:
@@ -147,7 +159,16 @@ def _train(
             warm_start=group.on_first(lambda: partial.initial_weights(WARM_START_ALL)) or start,
         )
         item_counts = group.on_first(lambda: _recounted(item_counts, log, settings))
-    return TrainedModel(model, counts, chosen, item_counts, _worth(fitted), evaluation, seen, group.size)
+    return TrainedModel(partial, model, counts, chosen, item_counts, _worth(fitted), evaluation, seen, group.size)
+
+
+def _planned(partial: PartialRun, setup: TrainingSetup, log: SplitLog, seen: SeenRule, *, finish: bool) -> PartialRun:
+    """Show the plan, and choose the encoder if there are several candidates."""
+    record, speed = partial.record, timed(setup, log, seen=seen)
+    if setup.progress is not None and not finish:
+        plan = plan_lines(record.derived, partial.settings.train, speed, list(record.candidates))
+        setup.progress(TrainingProgress(0, partial.settings.train.epochs, 0, 0, 0.0, plan=plan))
+    return settle(partial, setup, log, seen=seen, speed=speed, finish=finish)
 
 
 def _fit_counts(model: SequenceModel, log: SplitLog, settings: Settings, seen: SeenRule) -> FittedCounts | None:
@@ -172,6 +193,6 @@ def _worth(fitted: FittedCounts | None) -> dict[str, float] | None:
     return None if fitted is None else {"without": fitted.without, "with": fitted.with_counts}
 
 
-def _finish(run: Path, partial: PartialRun, data: Data, trained: TrainedModel) -> None:
-    write_run(run, partial, data, trained)
-    shutil.rmtree(partial.folder)
+def _finish(run: Path, data: Data, trained: TrainedModel) -> None:
+    write_run(run, data, trained)
+    shutil.rmtree(trained.partial.folder)

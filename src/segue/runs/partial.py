@@ -10,10 +10,12 @@ import msgspec
 import numpy as np
 
 from segue import folders
+from segue.config.derived import Derived
 from segue.config.settings import Settings, settings_toml
 from segue.data.dataset import Data
 from segue.errors import FolderError
 from segue.evaluation.split_log import counts_before
+from segue.kinds import Table
 from segue.models.build import Builder
 from segue.models.items.coded import CodeSettings
 from segue.runs.read import SETTINGS, Origin, refuse_added
@@ -36,6 +38,10 @@ class PartialRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     origin: Origin | None = None
     all_events: bool = False
     launchers: frozenset[str] = frozenset()
+    derived: tuple[Derived, ...] = ()
+    """The settings that were derived from the log."""
+    candidates: dict[str, Table] = {}
+    """The settings that are tried first, by the name of the encoder; empty: there is nothing to choose."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,6 +22,7 @@ class TrainingRequest:
     encoder: Builder | None = None
     from_run: Path | None = None
     resume: bool = False
+    finish: bool = False
     all_events: bool = False
 
 

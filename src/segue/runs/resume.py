@@ -9,7 +9,7 @@ import msgspec
 
 from segue import folders
 from segue.config.changes import refuse_changes
-from segue.config.recipes import read_recipe
+from segue.config.derived import settings_for
 from segue.config.settings import make_settings
 from segue.data.dataset import Data
 from segue.errors import FolderError, SettingsError
@@ -39,7 +39,10 @@ def resume(request: TrainingRequest, run: Path, data: Data, launchers: frozenset
     old = make_settings(tables)
     refuse_other_builder(old.model, request.encoder, whose=str(run))
     overrides = [*request.overrides, *encoder_override(request, old.model.encoder)]
-    settings = make_settings(read_recipe(request.recipe) if request.recipe else tables, overrides)
+    if request.recipe:
+        settings = settings_for(request.recipe, overrides, data).settings
+    else:
+        settings = make_settings(tables, overrides)
     refuse_changes(old, settings)
     refuse_unmeasurable(settings, data)
     record = msgspec.structs.replace(before, all_events=request.all_events or before.all_events, launchers=launchers)

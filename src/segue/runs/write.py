@@ -37,6 +37,8 @@ from segue.training.warm_start import TRAINED_ITEMS
 class TrainedModel:
     """The result of training."""
 
+    partial: PartialRun
+    """With the settings that it was trained with."""
     model: SequenceModel
     counts: np.ndarray
     """Events of each item that the model was trained on [V + 1]."""
@@ -51,9 +53,10 @@ class TrainedModel:
     processes: int
 
 
-def write_run(run: Path, partial: PartialRun, data: Data, trained: TrainedModel) -> None:
+def write_run(run: Path, data: Data, trained: TrainedModel) -> None:
     """Write the run folder; it appears complete or not at all."""
-    model, counts, settings = trained.model, trained.counts, partial.settings
+    partial, model, counts = trained.partial, trained.model, trained.counts
+    settings = partial.settings
     with folders.complete_folder(run, overwrite="run" if partial.replaces else None) as staging:
         (staging / SETTINGS).write_text(settings_toml(settings))
         save_weights(model, staging / WEIGHTS)
@@ -96,6 +99,7 @@ def _manifest(partial: PartialRun, data: Data, trained: TrainedModel) -> dict[st
         "seen": trained.seen,
         "all": record.all_events,
         **({"counts": counts} if counts else {}),
+        **({"derived": record.derived} if record.derived else {}),
         "training": {
             "epochs": chosen.epoch,
             "best_epoch": chosen.best_epoch,

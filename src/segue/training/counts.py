@@ -179,7 +179,9 @@ def fit_weights(cases: PackedCases) -> np.ndarray:
         total = scale.exp() * scores + slopes @ features
         highest = empty.scatter_reduce(0, owners, total.detach(), "amax")
         sums = torch.zeros_like(empty).index_add(0, owners, (total - highest[owners]).exp())
-        value = (sums.log() + highest - total[targets]).mean() + PENALTY * (slopes.square().sum() + scale.square().sum())
+        value = (sums.log() + highest - total[targets]).mean() + PENALTY * (
+            slopes.square().sum() + scale.square().sum()
+        )
         torch.autograd.backward(value)
         return float(value.detach())
 

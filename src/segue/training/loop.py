@@ -50,6 +50,8 @@ class TrainingProgress:
     best_epoch: int = 0
     of: str = ""
     """The name of what is trained, if it is not the model itself."""
+    plan: tuple[str, ...] = ()
+    """Before training: the plan, in lines."""
     measured: str = ""
     """After training: the model or baseline that is measured, on `done` of `total` test cases."""
 
@@ -117,8 +119,8 @@ def exhausted(record: TrainingRecord, patience: int) -> bool:
 
 
 def out_of_time(record: TrainingRecord, settings: TrainSettings) -> bool:
-    """Whether less than half an epoch's time is left of `settings.minutes`."""
-    return bool(settings.minutes) and record.elapsed * (1 + 0.5 / max(1, record.epoch)) > 60 * settings.minutes
+    """Whether less than half an epoch's time is left."""
+    return settings.seconds is not None and record.elapsed * (1 + 0.5 / max(1, record.epoch)) > settings.seconds
 
 
 def _dropout_generator(state: TrainingState, settings: TrainSettings, group: ProcessGroup) -> torch.Generator:
@@ -143,7 +145,7 @@ def _epoch(
     record, began = state.record, time.perf_counter()
     total, weights, targets, done = 0.0, 0.0, 0, 0
     events = windows.epoch_events(settings.epoch_events)
-    limit = 60 * settings.minutes if group.size == 1 else 0.0  # clocks of several processes differ
+    limit = settings.seconds if group.size == 1 else None  # clocks of several processes differ
     model = state.model.train()
     assert isinstance(model, SequenceModel)
     device = next(model.parameters()).device

@@ -9,6 +9,8 @@ from msgspec import Meta
 
 from segue.kinds import Count, CountOrZero, NonNegative, PositiveNumber, Rate, Share
 
+TRAINED = 0.85  # share of `minutes` for training; measuring and writing take the rest
+
 
 class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The section `train` of the settings."""
@@ -22,8 +24,9 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Events that an epoch reads, about; 0: every event once. With fewer than the log has, an epoch is a random part of
     its windows, so that a long log is validated often enough; with more, it is several passes."""
     minutes: NonNegative = 0.0
-    """If above 0, training with its validation ends after so many minutes, even if epochs remain, and the step size
-    falls to 0 by then if `decay` is set. Results then depend on the speed of the machine."""
+    """If above 0, the minutes for training and for the report after it: training ends in time, even if epochs remain,
+    and the step size falls to 0 by then if `decay` is set. Results then depend on the speed of the machine. The recipe
+    `default` tries several encoders if it is given more than twice the time that one needs."""
     tokens: Annotated[int, Meta(ge=2)] = 4000
     """Events of a batch, which several processes share. Smaller batches learn faster an epoch and run slower."""
     stride: Share = 0.0
@@ -47,3 +50,8 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     bit on one thread."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train. CUDA is untested."""
+
+    @property
+    def seconds(self) -> float | None:
+        """The seconds that training and validation may take; None is no limit."""
+        return 60 * TRAINED * self.minutes or None

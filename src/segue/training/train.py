@@ -55,21 +55,28 @@ class TrainingSetup:
 
 
 def choose_epoch(
-    setup: TrainingSetup, log: SplitLog, *, seen: SeenRule, folder: Path, warm_start: Path | None = None
+    setup: TrainingSetup,
+    log: SplitLog,
+    *,
+    seen: SeenRule,
+    folder: Path,
+    warm_start: Path | None = None,
+    finish: bool = False,
 ) -> tuple[SequenceModel, TrainingRecord]:
     """Train on the training part and return the model of the epoch with the best validation score.
 
-    The test part is not used. `warm_start`: a file with the first weights. They are validated as epoch 0 and returned
-    if no epoch is better.
+    The test part is not used. `finish`: without another epoch. `warm_start`: a file with the first weights. They are
+    validated as epoch 0 and returned if no epoch is better.
     """
-    counts, ends, epochs = log.training_counts, log.split.train_end, setup.train.epochs
-    validate = _validation(setup, log, seen)
+    counts, ends, epochs = log.training_counts, log.split.train_end, 0 if finish else setup.train.epochs
+    validate = validation(setup, log, seen)
     model, state = _fit(setup, log.sequences, ends, counts, epochs, folder / STATE, warm_start, validate)
     return model, state.record
 
 
-def _validation(setup: TrainingSetup, log: SplitLog, seen: SeenRule) -> Validate:
-    """The validation after each epoch: on the next events or, with `evaluate.days`, on the items of the first days."""
+def validation(setup: TrainingSetup, log: SplitLog, seen: SeenRule, *, most: int | None = None) -> Validate:
+    """The validation after each epoch: on the next events or, with `evaluate.days`, on the items of the first days.
+    `most`: next events that are enough; None is all."""
     settings = setup.evaluate
 
     def evaluator(model: SequenceModel) -> Evaluator:
@@ -90,6 +97,8 @@ def _validation(setup: TrainingSetup, log: SplitLog, seen: SeenRule) -> Validate
             "No event is left for validation, which chooses the epoch; users need at least three events under "
             "--split last."
         )
+
+    cases = cases if most is None else cases.spread(most)
 
     def by_next_event(model: SequenceModel) -> dict[str, float]:
         ranks = evaluator(model).ranks(ModelScorer(model), cases)

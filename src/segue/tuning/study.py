@@ -25,7 +25,8 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from segue import folders
-from segue.config.recipes import DEFAULT_RECIPE, read_recipe
+from segue.config.derived import settings_for
+from segue.config.recipes import DEFAULT_RECIPE
 from segue.config.settings import About, Settings, make_settings, settings_toml
 from segue.data.dataset import Data
 from segue.errors import FolderError, SettingsError
@@ -129,7 +130,7 @@ def begin(folder: Path, data: Data, recipe: str | Path | None) -> Search:
                 f"{folder} holds a search already; add --resume to continue it, or name another folder with --out."
             )
     folders.refuse_existing(folder, overwrite=None)
-    settings = make_settings(read_recipe(recipe or DEFAULT_RECIPE))
+    settings = settings_for(recipe, (), data).settings
     if settings.evaluate.days:
         raise SettingsError("`segue tune` compares trials by ndcg@10 of the next event: leave evaluate.days out.")
     device_of(settings.train)  # a missing device is refused before anything is written
@@ -167,7 +168,7 @@ def resume_search(folder: Path, data: Data, recipe: str | Path | None) -> Search
             f"{data.folder} is not the data that {folder} was begun on; give that one, or tune into another folder."
         )
     settings = make_settings(tables)
-    if recipe is not None and make_settings(read_recipe(recipe)) != settings:
+    if recipe is not None and settings_for(recipe, (), data).settings != settings:
         raise SettingsError(
             f"--resume cannot change the recipe: {folder} began with {manifest.recipe}. "
             "Leave --recipe out, or tune into another folder."
