@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from command_line import CommandLine
@@ -15,11 +16,14 @@ from small_exports import assert_same_answers, recommender_of
 from torch import Tensor, nn
 
 from segue import api, export
+from segue.counts.counts import Counts
+from segue.counts.features import ItemCounts
+from segue.counts.neighbours import Neighbours
 from segue.errors import FolderError, InputError, SettingsError
 from segue.layers.packed import PackedBatch, pack, pad
 from segue.models.build import build_model
 from segue.models.sequence import SequenceModel
-from segue.slim import SlimRecommender
+from segue.slim import METADATA, SlimRecommender
 
 
 def small_model(**changed: Any) -> SequenceModel:
@@ -37,6 +41,33 @@ def test_the_command_exports_a_trained_run(line: CommandLine, cycle_run: Path, t
     histories = [rng.choice(ids, length).tolist() for length in range(40)]
     assert_same_answers(slim.recommend_many(histories, 5), run.recommend_many(histories, 5))
     assert (slim.facts.recipe, slim.facts.data) == (run.manifest["recipe"], run.manifest["data"]["digest"])
+
+
+def test_a_run_with_counts_is_exported_as_one_file(
+    line: CommandLine, cycle_data: Path, quick_recipe: Path, tmp_path: Path
+) -> None:
+    settings = ["counts=fitted", "counts.least_users=1", "train.epochs=1"]
+    run = api.train(cycle_data, out=tmp_path / "run", recipe=quick_recipe, overrides=settings)
+    assert run.item_counts is not None and run.item_counts.used
+    line.does("export", tmp_path / "run", "--onnx", "out/model.onnx")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.onnx"]
+    slim = SlimRecommender.open(tmp_path / "out" / "model.onnx", threads=1)
+    rng = np.random.default_rng(0)
+    histories = [rng.choice([*slim.facts.ids, "nobody"], length).tolist() for length in range(60)]
+    answers = run.recommend_many(histories, 5)
+    assert_same_answers(slim.recommend_many(histories, 5), answers)
+    alone = without_counts(run).recommend_many(histories, 5)
+    assert any(answer.ids != other.ids for answer, other in zip(answers, alone, strict=True))
+
+
+def without_counts(run: api.Recommender) -> api.Recommender:
+    """The run without its item-to-item counts."""
+    return api.Recommender(run.model, run.index, run.vocabulary, seen=run.seen)
+
+
+def test_a_run_without_counts_has_no_entry_of_them(line: CommandLine, cycle_run: Path, tmp_path: Path) -> None:
+    line.does("export", cycle_run, "--onnx", "model.onnx")
+    assert [entry.key for entry in onnx.load_model(tmp_path / "model.onnx").metadata_props] == [METADATA]
 
 
 def test_the_json_output(line: CommandLine, cycle_run: Path, tmp_path: Path) -> None:
@@ -145,6 +176,21 @@ def test_a_run_too_large_for_a_file_is_refused(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(export, "MOST_BYTES", 10_000)
     with pytest.raises(InputError, match="an ONNX file 10,000 at most"):
         export.export_onnx(recommender_of(small_model()), tmp_path / "model.onnx")
+
+
+def test_counts_too_large_for_a_file_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """300 items of 8 numbers of four bytes, and their ids and counts, fit into 40,000 bytes; 20,000 pairs do not."""
+    rng = np.random.default_rng(0)
+    offsets, items = np.minimum(np.arange(302) * 100, 20_000), rng.integers(1, 301, 20_000).astype(np.int32)
+    pairs = Neighbours(offsets, items, rng.integers(1, 1_000_000, 20_000).astype(np.int32))
+    item_counts = Counts(ItemCounts((pairs,) * 3, pairs, np.ones(301, np.int64)), (1.0,) * 7)
+    monkeypatch.setattr(export, "MOST_BYTES", 40_000)
+    export.export_onnx(recommender_of(small_model()), tmp_path / "alone.onnx")
+    with pytest.raises(
+        InputError, match=r"Item-to-item counts take [\d,]+ of them: train with a smaller counts\.neigh"
+    ):
+        export.export_onnx(recommender_of(small_model(), item_counts=item_counts), tmp_path / "model.onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["alone.onnx"]
 
 
 def test_a_missing_onnx_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -326,6 +326,7 @@ def embed(
     progress: Callable[[int, int], None] | None = None,
 ) -> EmbedReport:
     """Write the embedding of every user of a log as a Parquet data set in `out`. After a kill, the same call resumes.
+    Embeddings are of the model alone: item-to-item counts have no part in their inner products.
 
     since: the folder of an earlier call with the same run: only users with events since then are embedded.
     items: write the item embeddings too.

@@ -3,7 +3,8 @@
 The graph takes users' windows padded on the right with zeros, oldest events first: `items` [B, N] and `lengths` [B]; if
 the model uses them also `times` [B, N] and `query_times` [B] in seconds, `values` [B, N], NaN for an event without one,
 and `kinds` [B, N], indices of the names in the metadata. It returns `query` [B, Q] and `scores` [B, V + 1], whose
-column 0 is padding. B is any number, N at most the model's length.
+column 0 is padding. B is any number, N at most the model's length. Item-to-item counts are not in the graph: they are
+an entry of the metadata, and the reader adds them to the scores.
 """
 
 from __future__ import annotations
@@ -30,7 +31,16 @@ from segue.layers.packed import tensors
 from segue.layers.padded import PaddedBatch
 from segue.models.sequence import SequenceModel
 from segue.recommend.recommender import Recommender
-from segue.slim import FORMAT, METADATA, ExportFacts, SlimRecommender, graph_inputs, in_short
+from segue.slim import (
+    FORMAT,
+    ITEM_COUNTS,
+    METADATA,
+    ExportedCounts,
+    ExportFacts,
+    SlimRecommender,
+    graph_inputs,
+    in_short,
+)
 
 OPSET = 17
 INPUTS = ("items", "lengths", "times", "query_times", "values", "kinds")
@@ -69,12 +79,15 @@ def export_onnx(
     import onnx
 
     model, facts = recommender.model, _export_facts(recommender)
+    entries = {METADATA: msgspec.json.encode(facts)}
+    if recommender.item_counts is not None:
+        entries[ITEM_COUNTS] = msgspec.json.encode(ExportedCounts.of(recommender.item_counts))
     with folders.complete_file(path, option="--onnx") as staging:
         notify(STAGES[0], 0, len(STAGES))
-        _write_graph(model, facts, staging)
+        _write_graph(model, facts, staging, beside=entries)
         notify(STAGES[1], 1, len(STAGES))
         graph = onnx.load_model(staging)
-        onnx.helper.set_model_props(graph, {METADATA: msgspec.json.encode(facts).decode()})
+        onnx.helper.set_model_props(graph, {name: entry.decode() for name, entry in entries.items()})
         onnx.save_model(graph, staging)
         notify(STAGES[2], 2, len(STAGES))
         slim, difference = _compare(model, staging)
@@ -138,17 +151,27 @@ class _Graph(nn.Module):
         return query, self.model.similarity.score(query, self.vectors)
 
 
-def _write_graph(model: SequenceModel, facts: ExportFacts, path: Path) -> None:
-    """Write the graph alone, as an ONNX file.
+def _refuse_large(weights: int, entries: dict[str, bytes]) -> None:
+    """Refuse weights of so many bytes that, with the metadata, do not fit into one file."""
+    size, counts = weights + sum(map(len, entries.values())), len(entries.get(ITEM_COUNTS, b""))
+    if size > MOST_BYTES:
+        share = (
+            f" Item-to-item counts take {counts:,} of them: train with a smaller counts.neighbours." if counts else ""
+        )
+        raise InputError(
+            f"This run cannot be exported: it has {size:,} bytes, an ONNX file {MOST_BYTES:,} at most.{share}"
+        )
+
+
+def _write_graph(model: SequenceModel, facts: ExportFacts, path: Path, *, beside: dict[str, bytes]) -> None:
+    """Write the graph alone, as an ONNX file. `beside`: the metadata that it will get.
 
     This uses torch's older exporter, which traces: the newer one takes twenty times as long, needs more libraries and
     unrolls loops over events. The comparison with torch catches what a trace gets wrong.
     """
     with torch.no_grad():
         graph = _Graph(model).eval()
-    size = sum(tensor.nbytes for tensor in graph.state_dict().values())
-    if size > MOST_BYTES:
-        raise InputError(f"This run cannot be exported: it has {size:,} bytes, an ONNX file {MOST_BYTES:,} at most.")
+    _refuse_large(sum(tensor.nbytes for tensor in graph.state_dict().values()), beside)
     users, events = {0: "users"}, {0: "users", 1: "events"}
     windows = _random_windows(np.random.default_rng(0), [min(3, facts.length), 1], facts)
     feeds = graph_inputs(windows)

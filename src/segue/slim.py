@@ -8,6 +8,7 @@ It needs numpy, msgspec and onnxruntime. Ids, scores and rules are those of the 
 
 from __future__ import annotations
 
+import io
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from segue.counts.counts import Counts
 from segue.data.batch import Batch, take
 from segue.data.vocabulary import PADDING, Kinds
 from segue.errors import FolderError, SettingsError
@@ -23,10 +25,11 @@ from segue.recommend.answer import BaseRecommender, Ranking, begin_ranking
 from segue.recommend.history import KnownItems, similar_lengths
 from segue.recommend.rules import Rules, excluded_items
 
-__all__ = ["ExportFacts", "SlimRecommender"]
+__all__ = ["ExportFacts", "ExportedCounts", "SlimRecommender"]
 
-FORMAT = 2
+FORMAT = 3
 METADATA = "segue"  # key of `ExportFacts` in the file's metadata
+ITEM_COUNTS = "segue.item_counts"  # key of `ExportedCounts`, which a run without item-to-item counts does not have
 TOKENS = 16384  # events encoded at a time
 MOST_ROWS = 64  # histories encoded and scored at a time
 MOST_SCORES = 4_000_000  # scores in memory at a time
@@ -64,12 +67,38 @@ class ExportFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Items with the same vector as an item of a lower number → that number: their scores are made exactly equal."""
 
 
+class ExportedCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A run's item-to-item counts, as JSON in the file's metadata; docs/onnx.md shows how scores are made of them."""
+
+    weights: dict[str, float]
+    """The weight of each feature."""
+    arrays: bytes
+    """An .npz file, in base64."""
+
+    @staticmethod
+    def of(counts: Counts) -> ExportedCounts:
+        """The entry that holds these counts."""
+        file = io.BytesIO()
+        np.savez_compressed(file, allow_pickle=False, **counts.arrays())
+        return ExportedCounts(weights=counts.named_weights, arrays=file.getvalue())
+
+    def counts(self, n_items: int) -> Counts:
+        """The counts, for a catalogue of so many items."""
+        with np.load(io.BytesIO(self.arrays), allow_pickle=False) as arrays:
+            counts = Counts.of_arrays(arrays, self.weights)
+        if len(counts.pairs.users) > n_items + 1:
+            raise ValueError("its arrays have more items than the catalogue")
+        return counts
+
+
 class SlimRecommender(BaseRecommender):
     """Recommends the items that come next, from an exported file. It never changes."""
 
-    def __init__(self, session: Any, facts: ExportFacts) -> None:
-        """`session`: of onnxruntime, with the graph that the facts belong to."""
+    def __init__(self, session: Any, facts: ExportFacts, item_counts: Counts | None = None) -> None:
+        """`session`: of onnxruntime, with the graph that the facts belong to. `item_counts`: what is added to the
+        graph's scores."""
         self.facts = facts
+        self.item_counts = item_counts
         counts = np.array([0, *facts.counts], dtype=np.int64)
         answerable = counts > 0
         answerable[facts.untrained] = True
@@ -97,26 +126,22 @@ class SlimRecommender(BaseRecommender):
             session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # its errors have no common class of their own
             raise FolderError(f"{path} cannot be read as a model ({in_short(error)}); export it again.") from error
-        facts = session.get_modelmeta().custom_metadata_map.get(METADATA)
-        if facts is None:
+        entries = session.get_modelmeta().custom_metadata_map
+        if METADATA not in entries:
             raise FolderError(f"{path} is a model, but not of `segue export`: its metadata has no items; export a run.")
-        try:
-            number = msgspec.json.decode(facts, type=dict[str, Any]).get("format")
-            if number != FORMAT:
-                raise FolderError(
-                    f"{path} has export format {number}, this segue reads format {FORMAT}; export it again."
-                )
-            return SlimRecommender(session, msgspec.json.decode(facts, type=ExportFacts))
-        except msgspec.MsgspecError as error:
-            raise FolderError(f"{path} is damaged ({error}); export it again.") from error
+        facts = _read_facts(entries[METADATA], path)
+        return SlimRecommender(session, facts, _read_counts(entries.get(ITEM_COUNTS), len(facts.ids), path))
 
     def rank(self, histories: Batch, rules: Sequence[Rules]) -> Ranking:
         """See `BaseRecommender.rank`."""
         ranking = begin_ranking(self.known, histories.lengths, rules)
         for rows in similar_lengths(histories.lengths, self.facts.length, tokens=TOKENS, most_rows=self._most_rows):
             _, scores = self.run(take(histories, rows, self.facts.length, self.facts.window_step))
-            own = [rules[row] for row in rows.tolist()]
-            exclude = excluded_items(take(histories, rows), own, keep_seen=self.facts.seen == "kept")
+            own, whole = [rules[row] for row in rows.tolist()], take(histories, rows)
+            if self.item_counts is not None:
+                added = self.item_counts.added(whole)
+                scores[added.rows, added.items] += added.values  # each pair is there once
+            exclude = excluded_items(whole, own, keep_seen=self.facts.seen == "kept")
             if exclude is not None:
                 scores[exclude.owners, exclude.numbers] = -np.inf
             for row, values, rule in zip(rows, scores, own, strict=True):
@@ -125,8 +150,8 @@ class SlimRecommender(BaseRecommender):
         return ranking
 
     def run(self, windows: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """The query vectors [B, Q] of windows of 1 … `length` events, and the scores of all items [B, V + 1];
-        column 0 is padding."""
+        """The query vectors [B, Q] of windows of 1 … `length` events, and the scores of all items [B, V + 1],
+        without item-to-item counts; column 0 is padding."""
         arrays = graph_inputs(windows)
         queries, scores = self._session.run(["query", "scores"], {name: arrays[name] for name in self.inputs})
         if not np.isfinite(scores).all():
@@ -168,6 +193,27 @@ def graph_inputs(windows: Batch) -> dict[str, np.ndarray]:
         "values": padded(values),
         "kinds": padded(kinds),
     }
+
+
+def _read_facts(text: str, path: Path | str) -> ExportFacts:
+    try:
+        number = msgspec.json.decode(text, type=dict[str, Any]).get("format")
+        if number != FORMAT:
+            raise FolderError(f"{path} has export format {number}, this segue reads format {FORMAT}; export it again.")
+        return msgspec.json.decode(text, type=ExportFacts)
+    except msgspec.MsgspecError as error:
+        raise FolderError(f"{path} is damaged ({error}); export it again.") from error
+
+
+def _read_counts(text: str | None, n_items: int, path: Path | str) -> Counts | None:
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text, type=ExportedCounts).counts(n_items)
+    except Exception as error:  # those of a damaged .npz have no common class
+        raise FolderError(
+            f"{path} is damaged: its item-to-item counts cannot be read ({in_short(error)}); export it again."
+        ) from error
 
 
 class _Names:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
 from settings_tables import index_settings
 
+from segue.counts.counts import Counts
 from segue.data.vocabulary import Vocabulary
 from segue.export import export_onnx
 from segue.index.build import build_index
@@ -25,6 +26,8 @@ def recommender_of(
     counts: Sequence[int] | None = None,
     ids: Sequence[str] | None = None,
     titles: Sequence[str | None] | None = None,
+    item_counts: Counts | None = None,
+    seen: Literal["excluded", "kept"] = "excluded",
 ) -> Recommender:
     """A run of the model with items i1, i2, … and one event each by default."""
     n_items = model.items.n_items
@@ -35,7 +38,8 @@ def recommender_of(
     table = Vocabulary(pl.DataFrame(columns if titles is None else columns | {"title": titles}))
     candidates = model.answerable(np.array([0, *table.table["count"].to_list()]))
     model.eval().requires_grad_(requires_grad=False)
-    return Recommender(model, build_index(model, candidates, index_settings()), table)
+    index = build_index(model, candidates, index_settings())
+    return Recommender(model, index, table, item_counts=item_counts, seen=seen)
 
 
 def exported(recommender: Recommender, folder: Path) -> SlimRecommender:

@@ -12,6 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from segue.counts.counts import Counts
+from segue.counts.features import ItemCounts
+from segue.counts.neighbours import Neighbours
 from segue.data.dataset import Data
 from segue.data.vocabulary import Vocabulary
 from segue.errors import FolderError, InputError
@@ -89,6 +92,18 @@ def answers_in(folder: Path) -> dict[str, list[str]]:
 def file_with(path: Path, text: str) -> Path:
     path.write_text(text, encoding="utf-8")
     return path
+
+
+def test_item_to_item_counts_are_added(data: Data, tmp_path: Path, recommender: Recommender) -> None:
+    """f came after c nine times: -2 of the model, which expects it third, and 10 · ln 10."""
+    none = Neighbours(np.zeros(8, np.int64), *np.zeros((2, 0), np.int32))
+    after = Neighbours(np.array([0, 0, 0, 0, 1, 1, 1, 1]), np.array([6], np.int32), np.array([9], np.int32))
+    counts = Counts(ItemCounts((after, none, none), none, np.ones(7, np.int64)), (10.0, 0, 0, 0, 0, 0, 0))
+    counted = Recommender(recommender.model, recommender.index, recommender.vocabulary, item_counts=counts)
+    recommend_users(counted, data, file_with(tmp_path / "users.csv", "user\n007\n"), tmp_path / "out", k=3)
+    answer = pl.read_parquet(tmp_path / "out" / "*.parquet")
+    assert answer["item"].to_list() == ["f", "d", "e"]
+    assert answer["score"].to_list() == pytest.approx([21.02585, 0.0, -1.0])
 
 
 def test_every_user_is_answered_from_their_history(recommender: Recommender, data: Data, tmp_path: Path) -> None:

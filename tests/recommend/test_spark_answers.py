@@ -18,13 +18,18 @@ from polars.testing import assert_frame_equal
 
 import segue
 from segue.api import embed, recommend_users
+from segue.counts.counts import Counts
+from segue.counts.features import FEATURES, LAGS, ItemCounts
+from segue.counts.neighbours import Neighbours
 from segue.data.spark.session import explained
 from segue.errors import FolderError, InputError, SettingsError
+from segue.folders import read_manifest, write_manifest
 from segue.recommend.jobs import batch, users_file
 from segue.recommend.jobs import embed as embed_module
 from segue.recommend.jobs import spark as spark_module
 from segue.recommend.jobs.runner import Arrays, JobContext
 from segue.recommend.jobs.spark import SparkRunner
+from segue.recommend.recommender import COUNTS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -206,7 +211,20 @@ def test_executors_must_see_the_same_folders(
     shutil.copytree(longer_data.folder, tmp_path / "data")
     with pytest.raises(FolderError, match=r"executor on .*data differs from the one here; share the same folders"):
         recommend_users(model, users, out=tmp_path / "out", data=replaced, engine="spark")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "elsewhere", "plain.parquet"]
+    (tmp_path / "elsewhere").rename(tmp_path / "run")
+    add_counts(tmp_path / "run")
+    with pytest.raises(FolderError, match=r"executor on .*run or .* differs from the one here; share the same folders"):
+        recommend_users(renamed, users, out=tmp_path / "out", data=data, engine="spark")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "plain.parquet", "run"]
+
+
+def add_counts(run: Path) -> None:
+    """Give a run folder item-to-item counts, all else being equal."""
+    empty = Neighbours(np.zeros(2, np.int64), *np.zeros((2, 0), np.int32))
+    counts = Counts(ItemCounts((empty,) * LAGS, empty, np.zeros(1, np.int64)), (1.0,) * len(FEATURES))
+    (run / COUNTS).write_bytes(counts.to_bytes())
+    facts = read_manifest(run, "run")
+    write_manifest(run, "run", {name: fact for name, fact in facts.items() if name not in ("kind", "format", "files")})
 
 
 def test_bad_rows_are_refused_as_locally(

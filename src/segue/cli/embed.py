@@ -25,7 +25,8 @@ def embed(
     spark_remote: SparkRemote = None,
     json: Json = False,
 ) -> None:
-    """Write an embedding of every user as Parquet; its inner product with an item's is that item's score."""
+    """Write an embedding of every user as Parquet; its inner product with an item's is the model's score of that item,
+    without item-to-item counts."""
     from segue import api
 
     def interrupted() -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import msgspec
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load_file, save
 
 from segue.counts.features import FEATURES, LAGS, ItemCounts
 from segue.counts.neighbours import Neighbours
@@ -46,7 +45,9 @@ class Counts:
     def added(self, histories: Batch) -> Added:
         """What the counts add to the scores after each of these whole histories."""
         terms = self.pairs.terms(histories, self.used)
-        columns, none = len(self.pairs.users), np.zeros(0, dtype=np.int64)
+        # An item that was added after training is repeated like any other.
+        columns = max(len(self.pairs.users), int(histories.items.max(initial=0)) + 1)
+        none = np.zeros(0, dtype=np.int64)
         keys = np.concatenate([none, *(term.rows * columns + term.items for term in terms)])
         values = np.concatenate([none, *(term.values * self.weights[term.feature] for term in terms)])
         cells = len(histories.lengths) * columns
@@ -71,33 +72,46 @@ class Counts:
         """The entry of a run's manifest."""
         matrices = (*self.pairs.followers, self.pairs.companions)
         return {
-            "weights": {name: round(weight, 6) for name, weight in zip(FEATURES, self.weights, strict=True)},
+            "weights": {name: round(weight, 6) for name, weight in self.named_weights.items()},
             "pairs": sum(len(each.items) for each in matrices),
             "bytes": self.n_bytes,
         }
 
-    def to_bytes(self) -> bytes:
-        """The file's contents."""
+    @property
+    def named_weights(self) -> dict[str, float]:
+        """The weight of each feature."""
+        return dict(zip(FEATURES, self.weights, strict=True))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays of a file, by name."""
         arrays = {"users": self.pairs.users}
         for name, pairs in zip(_names(), (*self.pairs.followers, self.pairs.companions), strict=True):
             arrays |= {f"{name}.offsets": pairs.offsets, f"{name}.items": pairs.items, f"{name}.counts": pairs.counts}
-        header = msgspec.json.encode(dict(zip(FEATURES, self.weights, strict=True))).decode()
-        return save(arrays, metadata={HEADER: header})
+        return arrays
+
+    def to_bytes(self) -> bytes:
+        """The contents of a run's file."""
+        from safetensors.numpy import save  # here, because `segue.slim` does without it
+
+        return save(self.arrays(), metadata={HEADER: msgspec.json.encode(self.named_weights).decode()})
 
     @staticmethod
     def open(path: Path) -> Counts:
         """The counts in a file that holds `to_bytes`."""
+        from safetensors import SafetensorError, safe_open
+        from safetensors.numpy import load_file
+
         try:
             with safe_open(path, framework="numpy") as file:
                 header = (file.metadata() or {})[HEADER]
-            return Counts.of_arrays(load_file(path), header)
+            return Counts.of_arrays(load_file(path), msgspec.json.decode(header, type=dict[str, float]))
         except (OSError, KeyError, ValueError, msgspec.MsgspecError, SafetensorError) as error:
             raise FolderError(f"{path} holds no counts that can be read ({error}); train again.") from error
 
     @staticmethod
-    def of_arrays(arrays: dict[str, np.ndarray], header: str) -> Counts:
-        """The counts of a file's arrays and header; a ValueError if they do not fit each other."""
-        weights = msgspec.json.decode(header, type=dict[str, float])
+    def of_arrays(arrays: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> Counts:
+        """The counts of a file's arrays and weights; a KeyError if one is missing, a ValueError if they do not fit each
+        other."""
         users, matrices = arrays["users"], [_matrix(arrays, name) for name in _names()]
         if set(weights) != set(FEATURES) or any(len(each.offsets) != len(users) + 1 for each in matrices):
             raise ValueError("its arrays do not fit each other")
@@ -110,7 +124,7 @@ def _names() -> list[str]:
     return [*FEATURES[:LAGS], "together"]
 
 
-def _matrix(arrays: dict[str, np.ndarray], name: str) -> Neighbours:
+def _matrix(arrays: Mapping[str, np.ndarray], name: str) -> Neighbours:
     offsets, items, counts = (arrays[f"{name}.{part}"] for part in ("offsets", "items", "counts"))
     rows = len(offsets) - 1
     sound = (

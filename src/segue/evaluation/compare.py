@@ -28,7 +28,8 @@ class MeasuredRun:
     report: Report
     ranks: np.ndarray  # [C] int64
     history: Sequence[dict[str, Any]] = ()
-    """One record for each epoch, as in history.jsonl: `epoch`, and `loss` and `ndcg@10` if they are known."""
+    """One record for each epoch, as in history.jsonl: `epoch`, and `loss` and `ndcg@10` if they are known. These are of
+    the model alone; report and ranks are with item-to-item counts, if the run has them."""
 
 
 class ComparedRun(msgspec.Struct, frozen=True):

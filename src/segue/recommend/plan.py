@@ -1,4 +1,7 @@
-"""A history → the next items as one plan: beam search over the catalogue with a model that has a decoder."""
+"""A history → the next items as one plan: beam search over the catalogue with a model that has a decoder.
+
+Its probabilities are the model's alone: item-to-item counts have no part in them.
+"""
 
 from __future__ import annotations
 

@@ -222,7 +222,8 @@ class Recommender(BaseRecommender):
         """The next n items of each history as one plan, in order; fewer only if fewer remain.
 
         `recommend_many` scores each item alone; here each item is chosen given those before it. Only models with a
-        decoder can plan, such as those of the recipe seq2seq; others raise an InputError.
+        decoder can plan, such as those of the recipe seq2seq; others raise an InputError. A plan is the model's alone:
+        item-to-item counts have no part in its probabilities.
 
         histories, now, filters: as for `recommend_many`; filters are exclude, only and keep_seen. A history without any
             known id gets the most frequent items, and the plan has `fallback` set.
@@ -237,8 +238,8 @@ class Recommender(BaseRecommender):
     def embed(self, histories: Iterable[Iterable[Any]], *, now: Timestamp | None = None) -> np.ndarray:
         """The embedding of each history [n, D] float32, as `segue embed` writes it for all users of a log.
 
-        Its inner product with the embedding of an item is the item's score; if items have biases, its last feature is
-        1. The row of a history without any known id is NaN.
+        Its inner product with the embedding of an item is the model's score of the item, without item-to-item counts;
+        if items have biases, its last feature is 1. The row of a history without any known id is NaN.
 
         histories, now: as for `recommend_many`.
         """
@@ -267,7 +268,8 @@ class Recommender(BaseRecommender):
         return bool(self.answerable[self.vocabulary.numbers([item], unknown="zero")[0]])
 
     def similar(self, item: str | int, k: int = 10) -> Recommendation:
-        """The k items most similar to an item: the score is the cosine of their vectors."""
+        """The k items most similar to an item: the score is the cosine of their vectors, and item-to-item counts
+        have no part in it."""
         Rules(k=k)  # refuses a k that is no number of items
         number = self.known_number(item, "so no item is known to be similar to it")
         index = self._unit_index

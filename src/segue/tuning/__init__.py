@@ -30,7 +30,8 @@ def tune(
 ) -> Tuning:
     """Search for better settings than a recipe's and write them as a recipe, `out`/best.toml.
 
-    The first trial is the recipe itself. Trials are compared by NDCG@10 on validation; the test part is not used.
+    The first trial is the recipe itself. Trials are compared by NDCG@10 on validation, of the model alone, without
+    item-to-item counts; the test part is not used.
     trials: how many, those before a resume included; 20 unless `minutes` is given. minutes: how long this call may
     take. progress: called with the trial's number and the progress of its training. ended: called after each trial.
     """

@@ -87,7 +87,8 @@ def embed_users(
     After a kill, the same call resumes with the missing parts; after the end, it does nothing.
 
     since: an earlier data set of the same run; users with as many events and the same newest event are left out.
-    items: also write item embeddings; the inner product of a user's and an item's embedding is the item's score.
+    items: also write item embeddings; the inner product of a user's and an item's embedding is the model's score of the
+        item, without item-to-item counts.
     progress: called with the number of users done and of all users.
     runner: computes the embeddings, with the same run and data; None is this process. Only this process writes.
     """

@@ -28,7 +28,7 @@ from segue.data.spark.session import explained, open_session
 from segue.errors import FolderError, InputError, SegueError
 from segue.recommend.jobs.embed import run_digest
 from segue.recommend.jobs.runner import Arrays, ChunkFunction, JobContext, Results
-from segue.recommend.recommender import INDEX, Recommender
+from segue.recommend.recommender import COUNTS, INDEX, Recommender
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -48,6 +48,8 @@ class _Folders:
     run: str
     run_digest: str
     index_digest: str
+    counts_digest: str | None
+    """Of the item-to-item counts; None if the run has none."""
     data: str
     data_digest: str
 
@@ -98,6 +100,7 @@ def _folders(recommender: Recommender, data: Data) -> _Folders:
         run=str(recommender.folder.absolute()),
         run_digest=digest,
         index_digest=recommender.manifest["files"][INDEX]["sha256"],
+        counts_digest=recommender.manifest["files"].get(COUNTS, {}).get("sha256"),
         data=str(data.folder.absolute()),
         data_digest=data.digest,
     )

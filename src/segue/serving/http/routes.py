@@ -121,7 +121,8 @@ async def recommendations(
 @read_known(
     "/items/{id:str}/similar",
     summary="The nearest items of an item",
-    description="Scores are cosine similarities. The id is percent-encoded, including its slashes.",
+    description="Scores are cosine similarities, without item-to-item counts. The id is percent-encoded, including its "
+    "slashes.",
     exception_handlers={InputError: not_found},
 )
 async def similar(request: JsonRequest, id: Item, k: K = 10, model: Model = None) -> bodies.Answer:
@@ -184,7 +185,8 @@ async def explanations(data: JSONBody[bodies.ExplanationRequest], request: JsonR
     "/plans",
     summary="The next items as one plan",
     description="Each item is chosen given the items before it, by a model that can plan (see GET /model). A history "
-    "without any known item gets the most popular items, and the field `fallback` is set.",
+    "without any known item gets the most popular items, and the field `fallback` is set. Item-to-item counts have "
+    "no part in a plan.",
 )
 async def plans(data: JSONBody[bodies.PlanRequest], request: JsonRequest) -> bodies.PlanAnswer:
     return await request.service.plan(data)
