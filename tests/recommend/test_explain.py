@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import msgspec
 import numpy as np
-import polars as pl
 import pytest
 import torch
 from command_line import CommandLine
@@ -17,56 +16,20 @@ from explained import Page, explanation_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from settings_tables import model_settings
-from torch import Tensor, nn
+from torch import nn
+from voting import Votes, recommender_of, voting
 
 from segue.api import train
 from segue.data.batch import window_begins
-from segue.data.vocabulary import Vocabulary
 from segue.errors import InputError
-from segue.index.exact import ExactIndex
 from segue.layers.blocks.transformer import SASRecBlock
-from segue.layers.packed import PackedBatch
 from segue.layers.positions.embeddings import LearnedPositions
 from segue.models.build import build_model
-from segue.models.sequence import SequenceModel
 from segue.recommend.answer import Attention, Contribution, Explanation, ScoredItem
 from segue.recommend.explain import explain as explain_module
 from segue.recommend.explain.page import html
 from segue.recommend.explain.text import lines
 from segue.recommend.recommender import Recommender
-
-LETTERS = list("abcdef")
-
-
-class Votes(nn.Module):
-    """The score of an item is the sum over events of (item's number * event's item) % 7."""
-
-    length = 3
-    window_step = 1
-    timed, input_kinds = False, ()
-
-    def __init__(self, n_items: int) -> None:
-        super().__init__()
-        numbers = torch.arange(n_items + 1)
-        self.table = (numbers[:, None] * numbers[None, :] % 7).float()  # [item, event's item]
-        self.tokens: list[int] = []  # of each call
-        self.query_times: list[list[int] | None] = []
-
-    def answerable(self, counts: np.ndarray) -> np.ndarray:
-        return counts > 0
-
-    def query(self, batch: PackedBatch) -> Tensor:
-        self.tokens.append(len(batch.items))
-        self.query_times.append(None if batch.query_times is None else batch.query_times.tolist())
-        votes = nn.functional.one_hot(batch.items, len(self.table)).float()
-        owners = torch.repeat_interleave(torch.arange(batch.size), batch.lengths)
-        return torch.zeros(batch.size, len(self.table)).index_add_(0, owners, votes)
-
-    def item_vectors(self) -> Tensor:
-        return self.table
-
-    def attention(self, batch: PackedBatch) -> None:
-        """None: there is no attention."""
 
 
 @pytest.fixture(name="learned_run", scope="module")
@@ -75,19 +38,6 @@ def learned_cycle(cycle_data: Path, quick_recipe: Path, tmp_path_factory: pytest
     out = tmp_path_factory.mktemp("learned") / "run"
     train(cycle_data, out=out, recipe=quick_recipe, overrides=["train.epochs=12", "train.patience=12"])
     return out
-
-
-def recommender_of(model: nn.Module, ids: list[str], *, counts: list[int] | None = None, **further: Any) -> Recommender:
-    """A recommender of items with titles; those with a count of zero are cold."""
-    counts = counts or [1] * len(ids)
-    table = pl.DataFrame({"id": ids, "count": counts, "title": [f"Title {name}" for name in ids]})
-    sequence_model = cast(SequenceModel, model)
-    index = ExactIndex.build(sequence_model.item_vectors(), candidates=np.array([0, *counts]) > 0)
-    return Recommender(sequence_model, index, Vocabulary(table), **further)
-
-
-def voting(**further: Any) -> Recommender:
-    return recommender_of(Votes(len(LETTERS)), LETTERS, **further)
 
 
 def network_recommender(ids: list[str], *, counts: list[int] | None = None, **numbers: Any) -> Recommender:
@@ -504,8 +454,18 @@ def test_the_command_explains(line: CommandLine, learned_run: Path) -> None:
 
 def test_the_command_in_json(line: CommandLine, cycle_run: Path) -> None:
     answer = line.answers("explain", cycle_run, "--history", "i00,ghost,i01,i02", "--item", "i07")
-    assert list(answer) == ["item", "rank", "contributions", "attention", "plan", "unknown", "fallback"]
-    assert answer["plan"] == []
+    assert list(answer) == [
+        "item",
+        "rank",
+        "contributions",
+        "counts",
+        "counts_score",
+        "attention",
+        "plan",
+        "unknown",
+        "fallback",
+    ]
+    assert (answer["plan"], answer["counts"], answer["counts_score"]) == ([], [], 0.0)
     assert answer["item"].keys() == {"id", "title", "score"} and answer["item"]["id"] == "i07"
     assert [(entry["item"], entry["known"], entry["title"]) for entry in answer["contributions"]] == [
         ("i00", True, None),

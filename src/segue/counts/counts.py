@@ -46,7 +46,9 @@ class Counts:
     def added(self, histories: Batch) -> Added:
         """What the counts add to the scores after each of these whole histories."""
         terms = self.pairs.terms(histories, self.used)
-        columns, none = len(self.pairs.users), np.zeros(0, dtype=np.int64)
+        # An item that was added after training is repeated like any other.
+        columns = max(len(self.pairs.users), int(histories.items.max(initial=0)) + 1)
+        none = np.zeros(0, dtype=np.int64)
         keys = np.concatenate([none, *(term.rows * columns + term.items for term in terms)])
         values = np.concatenate([none, *(term.values * self.weights[term.feature] for term in terms)])
         cells = len(histories.lengths) * columns
