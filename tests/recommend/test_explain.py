@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 import numpy as np
 import pytest
-import torch
 from command_line import CommandLine
-from explained import Page, explanation_of
+from explained import HOSTILE, Page, explanation_of, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from settings_tables import model_settings
+from small_recommenders import REAL_IDS, Votes, half_known, network_recommender, voting
 from torch import nn
-from voting import Votes, recommender_of, voting
 
 from segue.api import train
 from segue.data.batch import window_begins
 from segue.errors import InputError
 from segue.layers.blocks.transformer import SASRecBlock
 from segue.layers.positions.embeddings import LearnedPositions
-from segue.models.build import build_model
 from segue.recommend.answer import Attention, Contribution, Explanation, ScoredItem
 from segue.recommend.explain import explain as explain_module
 from segue.recommend.explain.page import html
@@ -38,19 +34,6 @@ def learned_cycle(cycle_data: Path, quick_recipe: Path, tmp_path_factory: pytest
     out = tmp_path_factory.mktemp("learned") / "run"
     train(cycle_data, out=out, recipe=quick_recipe, overrides=["train.epochs=12", "train.patience=12"])
     return out
-
-
-def network_recommender(ids: list[str], *, counts: list[int] | None = None, **numbers: Any) -> Recommender:
-    options = model_settings(**({"width": 8, "depth": 2, "heads": 2, "length": 5} | numbers))
-    model = build_model(options, len(ids), generator=torch.Generator().manual_seed(3))
-    with torch.no_grad():
-        for parameter in model.parameters():  # no parameter is zero or one by its initialisation
-            parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5)))
-    return recommender_of(model, ids, counts=counts)
-
-
-def values(explanation: Explanation) -> list[float | None]:
-    return [entry.contribution for entry in explanation.contributions]
 
 
 # --- contributions ------------------------------------------------------------------------------------------------
@@ -115,16 +98,6 @@ def test_variants_have_the_same_request_time_and_bounded_batches(monkeypatch: py
 def test_a_variant_longer_than_the_budget_is_a_batch_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explain_module, "TOKENS", 1)
     assert values(voting().explain(["a", "b", "c"], "d")) == [4.0, 1.0, 5.0]
-
-
-REAL_IDS = [f"i{number}" for number in range(9)]
-
-
-@cache
-def half_known(builder: str, positions: str, length: int = 5) -> Recommender:
-    """Real models for which i2 is cold."""
-    counts = [1, 1, 0, 1, 1, 1, 1, 1, 1]
-    return network_recommender(REAL_IDS, counts=counts, kind=builder, positions=positions, length=length)
 
 
 @pytest.mark.parametrize(
@@ -335,15 +308,6 @@ def test_in_a_cycle_the_newest_entry_decides(learned_run: Path) -> None:
 
 
 # --- as text, as JSON, as a page ----------------------------------------------------------------------------------
-
-HOSTILE = [
-    "<script>alert(1)</script>",
-    '"><img src=x onerror=alert(1)>',
-    "a&amp;b",
-    "</style>",
-    "two\nlines",
-    "\u202eabc",
-]
 
 
 def square(positions: list[int | None], weights: list[list[float]]) -> Attention:

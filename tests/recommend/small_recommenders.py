@@ -1,17 +1,20 @@
-"""A model whose scores are sums of small whole numbers, so that explanations are known by hand."""
+"""Recommenders whose explanations are tested: one whose scores are sums of small whole numbers, and real ones."""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, cast
 
 import numpy as np
 import polars as pl
 import torch
+from settings_tables import model_settings
 from torch import Tensor, nn
 
 from segue.data.vocabulary import Vocabulary
 from segue.index.exact import ExactIndex
 from segue.layers.packed import PackedBatch
+from segue.models.build import build_model
 from segue.models.sequence import SequenceModel
 from segue.recommend.recommender import Recommender
 
@@ -60,3 +63,22 @@ def recommender_of(model: nn.Module, ids: list[str], *, counts: list[int] | None
 
 def voting(**further: Any) -> Recommender:
     return recommender_of(Votes(len(LETTERS)), LETTERS, **further)
+
+
+def network_recommender(ids: list[str], *, counts: list[int] | None = None, **numbers: Any) -> Recommender:
+    options = model_settings(**({"width": 8, "depth": 2, "heads": 2, "length": 5} | numbers))
+    model = build_model(options, len(ids), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        for parameter in model.parameters():  # no parameter is zero or one by its initialisation
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5)))
+    return recommender_of(model, ids, counts=counts)
+
+
+REAL_IDS = [f"i{number}" for number in range(9)]
+
+
+@cache
+def half_known(builder: str, positions: str, length: int = 5) -> Recommender:
+    """Real models for which i2 is cold."""
+    counts = [1, 1, 0, 1, 1, 1, 1, 1, 1]
+    return network_recommender(REAL_IDS, counts=counts, kind=builder, positions=positions, length=length)
