@@ -254,6 +254,43 @@ def change_response(visit: Visit, path: str, change: Callable[[dict[str, Any]], 
     visit.page.route(path, fulfil)
 
 
+def test_why_shows_in_words_what_the_counts_add(visit: Visit) -> None:
+    """The six largest of seven, and names as text."""
+
+    def count(item: str, title: str | None, score: float, sentence: str, kind: str = "followed") -> dict[str, Any]:
+        fields = {"item": item, "title": title, "kind": kind, "distance": 1, "count": 2, "score": score}
+        return fields | {"sentence": sentence}
+
+    counts = [
+        count("t07", f"“{TAG}” “", 1.5, f"followed ““{TAG}” “” 37 times"),
+        count(TAG, None, -0.75, f"2 users have it near “{TAG}”", "together"),
+        count("t09", None, 0.5, "3 times in this history, last 2 events ago", "repeated"),
+        *[count("t08", None, 0.25, "followed “t08” 2 times")] * 4,
+    ]
+    change_response(
+        visit,
+        "**/explanations",
+        lambda body: body.update(counts=counts, counts_score=2.25, item=body["item"] | {"score": 9.0}),
+    )
+    visit.open(address(7, 8, 9))
+    visit.ask_why(0)
+    expect(visit.detail.locator(".count-sentence")).to_have_text([one["sentence"] for one in counts[:6]])
+    expect(visit.detail.locator(".count-sentence bdi")).to_have_text([f"“{TAG}” “", TAG, *["t08"] * 3])
+    expect(visit.detail.locator(".counts .contribution-value")).to_have_text(
+        ["+1.50", "−0.750", "+0.500", *["+0.250"] * 3]
+    )
+    expect(visit.detail.locator(".counts + .hint")).to_have_text(
+        "Of the score, 6.75 is the model’s; counts of the training log add +2.25. 1 smaller one is not shown."
+    )
+    assert visit.fits()
+
+
+def test_why_does_not_name_counts_that_the_run_does_not_have(visit: Visit) -> None:
+    visit.open(address(7, 8, 9))
+    visit.ask_why(0)
+    expect(visit.detail.get_by_role("heading", name="What the counts add")).to_have_count(0)
+
+
 def test_attention_of_every_shape_is_drawn(visit: Visit) -> None:
     """A layer of an encoder, then a decoder step, with negative weights in one head."""
     entries = [0, 1, 2]

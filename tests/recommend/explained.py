@@ -7,6 +7,19 @@ from typing import Any
 
 from segue.recommend.answer import Contribution, Explanation, ScoredItem
 
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "a&amp;b",
+    "</style>",
+    "two\nlines",
+    "\u202eabc",
+]
+
+
+def values(explanation: Explanation) -> list[float | None]:
+    return [entry.contribution for entry in explanation.contributions]
+
 
 def explanation_of(contributions: list[Contribution], **further: Any) -> Explanation:
     facts: dict[str, Any] = {"item": ScoredItem("x", None, 1.25), "rank": 2, "contributions": contributions} | further

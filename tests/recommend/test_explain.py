@@ -3,70 +3,29 @@
 from __future__ import annotations
 
 import itertools
-from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 import numpy as np
-import polars as pl
 import pytest
-import torch
 from command_line import CommandLine
-from explained import Page, explanation_of
+from explained import HOSTILE, Page, explanation_of, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from settings_tables import model_settings
-from torch import Tensor, nn
+from small_recommenders import REAL_IDS, Votes, half_known, network_recommender, voting
+from torch import nn
 
 from segue.api import train
 from segue.data.batch import window_begins
-from segue.data.vocabulary import Vocabulary
 from segue.errors import InputError
-from segue.index.exact import ExactIndex
 from segue.layers.blocks.transformer import SASRecBlock
-from segue.layers.packed import PackedBatch
 from segue.layers.positions.embeddings import LearnedPositions
-from segue.models.build import build_model
-from segue.models.sequence import SequenceModel
 from segue.recommend.answer import Attention, Contribution, Explanation, ScoredItem
 from segue.recommend.explain import explain as explain_module
 from segue.recommend.explain.page import html
 from segue.recommend.explain.text import lines
 from segue.recommend.recommender import Recommender
-
-LETTERS = list("abcdef")
-
-
-class Votes(nn.Module):
-    """The score of an item is the sum over events of (item's number * event's item) % 7."""
-
-    length = 3
-    window_step = 1
-    timed, input_kinds = False, ()
-
-    def __init__(self, n_items: int) -> None:
-        super().__init__()
-        numbers = torch.arange(n_items + 1)
-        self.table = (numbers[:, None] * numbers[None, :] % 7).float()  # [item, event's item]
-        self.tokens: list[int] = []  # of each call
-        self.query_times: list[list[int] | None] = []
-
-    def answerable(self, counts: np.ndarray) -> np.ndarray:
-        return counts > 0
-
-    def query(self, batch: PackedBatch) -> Tensor:
-        self.tokens.append(len(batch.items))
-        self.query_times.append(None if batch.query_times is None else batch.query_times.tolist())
-        votes = nn.functional.one_hot(batch.items, len(self.table)).float()
-        owners = torch.repeat_interleave(torch.arange(batch.size), batch.lengths)
-        return torch.zeros(batch.size, len(self.table)).index_add_(0, owners, votes)
-
-    def item_vectors(self) -> Tensor:
-        return self.table
-
-    def attention(self, batch: PackedBatch) -> None:
-        """None: there is no attention."""
 
 
 @pytest.fixture(name="learned_run", scope="module")
@@ -75,32 +34,6 @@ def learned_cycle(cycle_data: Path, quick_recipe: Path, tmp_path_factory: pytest
     out = tmp_path_factory.mktemp("learned") / "run"
     train(cycle_data, out=out, recipe=quick_recipe, overrides=["train.epochs=12", "train.patience=12"])
     return out
-
-
-def recommender_of(model: nn.Module, ids: list[str], *, counts: list[int] | None = None, **further: Any) -> Recommender:
-    """A recommender of items with titles; those with a count of zero are cold."""
-    counts = counts or [1] * len(ids)
-    table = pl.DataFrame({"id": ids, "count": counts, "title": [f"Title {name}" for name in ids]})
-    sequence_model = cast(SequenceModel, model)
-    index = ExactIndex.build(sequence_model.item_vectors(), candidates=np.array([0, *counts]) > 0)
-    return Recommender(sequence_model, index, Vocabulary(table), **further)
-
-
-def voting(**further: Any) -> Recommender:
-    return recommender_of(Votes(len(LETTERS)), LETTERS, **further)
-
-
-def network_recommender(ids: list[str], *, counts: list[int] | None = None, **numbers: Any) -> Recommender:
-    options = model_settings(**({"width": 8, "depth": 2, "heads": 2, "length": 5} | numbers))
-    model = build_model(options, len(ids), generator=torch.Generator().manual_seed(3))
-    with torch.no_grad():
-        for parameter in model.parameters():  # no parameter is zero or one by its initialisation
-            parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5)))
-    return recommender_of(model, ids, counts=counts)
-
-
-def values(explanation: Explanation) -> list[float | None]:
-    return [entry.contribution for entry in explanation.contributions]
 
 
 # --- contributions ------------------------------------------------------------------------------------------------
@@ -165,16 +98,6 @@ def test_variants_have_the_same_request_time_and_bounded_batches(monkeypatch: py
 def test_a_variant_longer_than_the_budget_is_a_batch_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explain_module, "TOKENS", 1)
     assert values(voting().explain(["a", "b", "c"], "d")) == [4.0, 1.0, 5.0]
-
-
-REAL_IDS = [f"i{number}" for number in range(9)]
-
-
-@cache
-def half_known(builder: str, positions: str, length: int = 5) -> Recommender:
-    """Real models for which i2 is cold."""
-    counts = [1, 1, 0, 1, 1, 1, 1, 1, 1]
-    return network_recommender(REAL_IDS, counts=counts, kind=builder, positions=positions, length=length)
 
 
 @pytest.mark.parametrize(
@@ -386,15 +309,6 @@ def test_in_a_cycle_the_newest_entry_decides(learned_run: Path) -> None:
 
 # --- as text, as JSON, as a page ----------------------------------------------------------------------------------
 
-HOSTILE = [
-    "<script>alert(1)</script>",
-    '"><img src=x onerror=alert(1)>',
-    "a&amp;b",
-    "</style>",
-    "two\nlines",
-    "\u202eabc",
-]
-
 
 def square(positions: list[int | None], weights: list[list[float]]) -> Attention:
     """Attention of one head in one layer."""
@@ -504,8 +418,18 @@ def test_the_command_explains(line: CommandLine, learned_run: Path) -> None:
 
 def test_the_command_in_json(line: CommandLine, cycle_run: Path) -> None:
     answer = line.answers("explain", cycle_run, "--history", "i00,ghost,i01,i02", "--item", "i07")
-    assert list(answer) == ["item", "rank", "contributions", "attention", "plan", "unknown", "fallback"]
-    assert answer["plan"] == []
+    assert list(answer) == [
+        "item",
+        "rank",
+        "contributions",
+        "counts",
+        "counts_score",
+        "attention",
+        "plan",
+        "unknown",
+        "fallback",
+    ]
+    assert (answer["plan"], answer["counts"], answer["counts_score"]) == ([], [], 0.0)
     assert answer["item"].keys() == {"id", "title", "score"} and answer["item"]["id"] == "i07"
     assert [(entry["item"], entry["known"], entry["title"]) for entry in answer["contributions"]] == [
         ("i00", True, None),

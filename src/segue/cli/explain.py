@@ -38,7 +38,7 @@ def explain(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Explain a recommendation: what each entry of the history contributed, and the attention weights."""
+    """Explain a recommendation: what each entry contributed, what counts add, and the attention weights."""
     refuse_two_histories(history, user)
     if json and (layer, head, query) != (None, None, None):
         raise typer.BadParameter("--json has all of the attention; leave out --layer, --head and --query")

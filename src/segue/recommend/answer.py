@@ -89,7 +89,28 @@ class Contribution(msgspec.Struct, frozen=True):
     """Whether the model knows the item; an unknown one is skipped."""
     contribution: float | None
     """The score with the whole history minus the score without this entry; contributions need not add up to the score.
-    Null if the item is unknown, if the entry is older than the model's length, or if it is the only known entry."""
+    Null if the item is unknown, if it is the only known entry, or if the entry is too old to be read: it is older than
+    the model's length, and, in a run with counts, not among the newest 50 known entries, which the counts read."""
+
+
+class CountReason(msgspec.Struct, frozen=True):
+    """A count of the training log that adds to an item's score."""
+
+    item: str
+    """The entry of the history that it stems from: the item itself, if it is repeated."""
+    title: str | None
+    """From the catalogue; null if it has none."""
+    kind: Literal["followed", "together", "repeated"]
+    """The item followed the entry, users have both close together, or the item is in the history already."""
+    distance: int
+    """Known events from the entry to the end of the history: 1 is the newest. An item that followed the entry did so at
+    the same distance."""
+    count: int
+    """How often it followed, how many users have both close together, or how often it is in the history."""
+    score: float
+    """What it adds to the score; it may be negative."""
+    sentence: str
+    """The reason in words, such as: followed “Teapot” 37 times."""
 
 
 class Attention(msgspec.Struct, frozen=True):
@@ -110,13 +131,19 @@ class Attention(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """Why an item is recommended: the contribution of each entry of the history, and the attention weights."""
+    """Why an item is recommended: the contribution of each entry of the history, what counts add, and the attention
+    weights."""
 
     item: ScoredItem
     rank: int | None
     """Its rank, 1 the best; null if the rules do not allow it."""
     contributions: list[Contribution]
     """One for each entry of the history, oldest first."""
+    counts: list[CountReason] = []
+    """What item-to-item counts add to the score, the largest addition first. Empty if the run has no counts, if they
+    add nothing, and in a popularity answer."""
+    counts_score: float = 0.0
+    """The sum over `counts`; the rest of the score is the model's."""
     attention: list[Attention] = []
     """One for each layer with attention, in the order of the model: the answer is computed from the last row of the
     last one, or from the first row if rows are steps. Empty if the model has none, if it was not requested, and in a

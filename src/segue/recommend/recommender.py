@@ -304,7 +304,8 @@ class Recommender(BaseRecommender):
         attention: bool = True,
         **filters: Unpack[Filters],
     ) -> Explanation:
-        """Why an item is recommended: the contribution of each entry of the history, and the attention weights.
+        """Why an item is recommended: what counts add, the contribution of each entry of the history, and the attention
+        weights.
 
         The contribution of an entry is the item's score with the whole history minus its score without that entry. It
         is defined for every model; attention weights only for models that have attention.

@@ -8,12 +8,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from math import log
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 import pytest
+from small_counts import counts_of
 from small_service import (
     Client,
     assert_problem,
@@ -153,6 +155,28 @@ def test_explanations(client: Client, recommender: Recommender) -> None:
     assert (seen_item["item"]["id"], seen_item["rank"]) == ("7", None), "a seen item can be explained but has no rank"
     unseen = client.post("/explanations", json={"history": history, "item": 7, "keep_seen": True}).json()
     assert unseen["rank"] >= 1
+    assert (answer["counts"], answer["counts_score"]) == ([], 0.0)
+
+
+def test_an_explanation_has_the_counts_in_words(tmp_path: Path) -> None:
+    """The first item came twice after the second one, and counts are all that matters."""
+    recommender = tiny_recommender(ITEMS, title=[f"<b>{name}</b>" for name in ITEMS])
+    recommender.item_counts = counts_of([3] * len(ITEMS), [{(2, 1): 2}, {}, {}], {}, after_1=1000.0)
+    with in_process_client(create_app(small_service(tmp_path / "events.sqlite", recommender))) as client:
+        answer = client.post("/explanations", json={"history": ["nobody", "7"]}).json()
+    assert answer["item"]["id"] == "007"
+    assert answer["counts_score"] == pytest.approx(1000 * log(3))
+    assert answer["counts"] == [
+        {
+            "item": "7",
+            "title": "<b>7</b>",
+            "kind": "followed",
+            "distance": 1,
+            "count": 2,
+            "score": answer["counts_score"],
+            "sentence": "followed “<b>7</b>” 2 times",
+        }
+    ]
 
 
 @pytest.mark.parametrize(

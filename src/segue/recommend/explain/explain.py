@@ -1,5 +1,5 @@
-"""One history and one item → an explanation: the contribution of each event to the item's score, and the attention
-weights of the model that encodes the history."""
+"""One history and one item → an explanation: the contribution of each event to the item's score, what counts add to it,
+and the attention weights of the model that encodes the history."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import msgspec
 import numpy as np
 import torch
 
+from segue.counts.features import HORIZON
 from segue.data.batch import Batch, newest, window_begins
 from segue.errors import InputError
-from segue.index.search import ItemIndex
 from segue.layers.packed import tensors
 from segue.models.attention import AttentionMap, HasAttentionMaps, attention_maps
 from segue.models.sequence import SequenceModel
 from segue.recommend.answer import Attention, Contribution, Explanation, PlannedItem, ScoredItem, untimed
+from segue.recommend.explain.words import count_reasons
 from segue.recommend.history import History, pack_histories
 from segue.recommend.plan import BeamSearch, Planner, plan_histories
 from segue.recommend.query import TOKENS
@@ -55,7 +56,9 @@ def explain_history(
     numbers = vocabulary.numbers(history.items, unknown="zero")
     known = recommender.answerable[numbers]
     differences = np.full(len(numbers), np.nan)
-    differences[known] = contributions(recommender.model, recommender.index, batch, number, score)
+    differences[known] = contributions(recommender, batch, number, score)
+    counts = recommender.item_counts
+    counted = [] if counts is None else count_reasons(counts, vocabulary, batch.items, number)
     layers, steps = attention_of(recommender, history, rules, query_times=query_times) if attention else ([], [])
     entries = np.flatnonzero(known)[_window_begin(recommender.model, len(batch.items)) :].tolist()
     return Explanation(
@@ -67,6 +70,8 @@ def explain_history(
                 history.items, vocabulary.titles(numbers), known.tolist(), differences.tolist(), strict=True
             )
         ],
+        counts=counted,
+        counts_score=sum(reason.score for reason in counted),
         attention=[shown_attention(layer, entries) for layer in layers],
         plan=steps,
         unknown=unknown[0],
@@ -92,30 +97,39 @@ def _rank(recommender: Recommender, history: Batch, rules: Rules, item: int) -> 
     return int(matches.argmax()) + 1
 
 
-def contributions(model: SequenceModel, index: ItemIndex, history: Batch, item: int, score: float) -> np.ndarray:
+def contributions(recommender: Recommender, history: Batch, item: int, score: float) -> np.ndarray:
     """`score`, that of the item after the whole history, minus its score without each event [n] float64.
 
     A history without one event is cut to the model's length like any other, so that an older event may come into its
-    window. NaN for events outside the window, and for the only event of a history: without it there is no score.
+    window. NaN for events that neither the model nor the counts read, and for the only event of a history: without it
+    there is no score.
     """
-    events = len(history.items)
+    model, counts, events = recommender.model, recommender.item_counts, len(history.items)
     differences = np.full(events, np.nan)
     if events < 2:
         return differences
-    first, begin = _window_begin(model, events - 1), _window_begin(model, events)
-    recent = history.tokens(np.arange(first, events), history.lengths - first, query_times=history.query_times)
-    inside = np.arange(begin - first, events - first)  # indices in `recent` that the model encodes
-    step = max(1, TOKENS // (len(recent.items) - 1))
-    for start in range(0, len(inside), step):
-        removed = inside[start : start + step]  # copies of the history, each without one of these
-        rest = np.arange(len(recent.items) - 1)
-        rows = rest + (rest >= removed[:, None])  # [m, n - 1]
-        query_times = None if recent.query_times is None else np.repeat(recent.query_times, len(removed))
-        copies = recent.tokens(rows.ravel(), np.full(len(removed), len(rest)), query_times=query_times)
+    first = _window_begin(model, events - 1)
+    read = np.arange(min(_window_begin(model, events), events if counts is None else max(0, events - HORIZON)), events)
+    step = max(1, TOKENS // (events - 1 - first))
+    for start in range(0, len(read), step):
+        removed = read[start : start + step]
         with torch.inference_mode():
-            _, scores = index.search(model.query(tensors(copies)), 1, only=np.array([item]))
-        differences[removed + first] = score - scores[:, 0].numpy().astype(np.float64)
+            queries = model.query(tensors(_copies_without(history, removed, first)))
+            scores = recommender.index.search(queries, 1, only=np.array([item]))[1][:, 0].numpy().astype(np.float64)
+        if counts is not None:
+            added = counts.added(_copies_without(history, removed, max(0, events - 1 - HORIZON)))
+            own = added.items == item
+            scores[added.rows[own]] += added.values[own]
+        differences[removed] = score - scores
     return differences
+
+
+def _copies_without(history: Batch, removed: np.ndarray, first: int) -> Batch:
+    """Copies of a history, each without one of the events `removed` [m] and then from its event `first` on."""
+    rest = np.arange(first, len(history.items) - 1)
+    rows = rest + (rest >= removed[:, None])  # [m, n - 1 - first]
+    query_times = None if history.query_times is None else np.repeat(history.query_times, len(removed))
+    return history.tokens(rows.ravel(), np.full(len(removed), len(rest)), query_times=query_times)
 
 
 def attention_of(

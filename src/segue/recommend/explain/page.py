@@ -1,4 +1,4 @@
-"""An explanation → one self-contained HTML file: bars of the contributions, a heat map for each head.
+"""An explanation → one self-contained HTML file: what counts add, bars of the contributions, a heat map for each head.
 
 It has no script, and its content security policy forbids any. Ids and titles are escaped, and isolated from the text
 direction around them.
@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from html import escape
 
-from segue.recommend.answer import Attention, Explanation
+from segue.recommend.answer import Attention, CountReason, Explanation
 from segue.recommend.explain.text import POPULARITY, QUERY, cut_note, headline, labels, of_steps, reason
+from segue.recommend.explain.words import quoted, shares
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 STYLE = """
@@ -53,6 +54,8 @@ def html(explanation: Explanation) -> str:
         parts.append(f"<p>{POPULARITY}</p>")
     if explanation.unknown:
         parts.append(f"<p>Unknown items, left out: {', '.join(map(_text, explanation.unknown))}</p>")
+    if explanation.counts:
+        parts.append(_counts(explanation))
     parts.append(_contributions(explanation))
     if explanation.attention:
         parts.append(_attention(explanation))
@@ -68,6 +71,31 @@ def _text(text: str) -> str:
     return f"<bdi>{escape(text)}</bdi>"
 
 
+def _bar(value: float, longest: float) -> str:
+    share = 50 * abs(value) / longest if longest else 0.0  # percent; the middle is zero
+    return f'<div class="bar"><span class="{"up" if value >= 0 else "down"}" style="width:{share:.2f}%"></span></div>'
+
+
+def _counts(explanation: Explanation) -> str:
+    longest = max(abs(each.score) for each in explanation.counts)
+    rows = [
+        f'<tr><td>{_sentence(each)}</td><td class="number">{each.score:+.4f}</td>'
+        f'<td class="chart">{_bar(each.score, longest)}</td></tr>'
+        for each in explanation.counts
+    ]
+    return (
+        f'<h2>What the counts add</h2>\n<p class="soft">{shares(explanation)}</p>\n'
+        '<table><tr><th>count</th><th class="number">added</th><th></th></tr>\n' + "\n".join(rows) + "\n</table>"
+    )
+
+
+def _sentence(counted: CountReason) -> str:
+    """The sentence, in which the name is isolated from the text direction around it."""
+    name = counted.title or counted.item
+    before, mark, after = counted.sentence.partition(quoted(name))
+    return f"{before}“{_text(name)}”{after}" if mark else before
+
+
 def _contributions(explanation: Explanation) -> str:
     entries = explanation.contributions
     longest = max((abs(entry.contribution) for entry in entries if entry.contribution is not None), default=0.0)
@@ -75,9 +103,7 @@ def _contributions(explanation: Explanation) -> str:
     for number, entry in enumerate(entries, start=1):
         title = f' <span class="title">{_text(entry.title)}</span>' if entry.title else ""
         if entry.contribution is not None:
-            share = 50 * abs(entry.contribution) / longest if longest else 0.0  # percent; the middle is zero
-            sign = "up" if entry.contribution >= 0 else "down"
-            bar = f'<div class="bar"><span class="{sign}" style="width:{share:.2f}%"></span></div>'
+            bar = _bar(entry.contribution, longest)
             facts = f'<td class="number">{entry.contribution:+.4f}</td><td class="chart">{bar}</td>'
         else:
             why = "" if explanation.fallback and entry.known else reason(entries, entry)

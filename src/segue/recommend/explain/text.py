@@ -1,5 +1,5 @@
-"""An explanation → lines for a terminal: a bar for each entry of the history, then the attention weights as a summary
-of every head, as heat maps of some, or as one row in full."""
+"""An explanation → lines for a terminal: what counts add, a bar for each entry of the history, then the attention
+weights as a summary of every head, as heat maps of some, or as one row in full."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from itertools import groupby
 
 from segue.errors import InputError
 from segue.recommend.answer import UNTIMED, Attention, Contribution, Explanation
+from segue.recommend.explain.words import shares
 
 HALF = 12  # characters of the longest bar of a contribution
 NAMED = 3  # entries named for each head
@@ -46,6 +47,10 @@ def lines(explanation: Explanation, view: View | None = None) -> Iterator[str]:
         yield f"Unknown items, left out: {', '.join(explanation.unknown)}"
     if explanation.untimed:
         yield UNTIMED
+    if explanation.counts:
+        yield ""
+        yield shares(explanation)
+        yield from (f"  {reason.score:+9.4f}  {reason.sentence}" for reason in explanation.counts)
     if not explanation.fallback:
         yield ""
         yield "Contribution of each entry of the history, oldest first: the score minus the score without it."
@@ -246,7 +251,7 @@ def _name(explanation: Explanation, entries: list[int | None], index: int) -> st
 
 
 def cut_note(explanation: Explanation) -> str:
-    """A note if the weights shown do not cover all entries that the model encoded."""
+    """A note if the weights shown do not cover all entries that have a contribution."""
     shown = max(sum(entry is not None for entry in layer.columns) for layer in explanation.attention)
-    encoded = sum(entry.contribution is not None for entry in explanation.contributions)
-    return f", among the newest {shown} entries" if shown < encoded else ""
+    measured = sum(entry.contribution is not None for entry in explanation.contributions)
+    return f", among the newest {shown} entries" if shown < measured else ""

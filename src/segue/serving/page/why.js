@@ -1,10 +1,11 @@
-// An answer → its explanation: the contribution of each entry of the history, and the attention weights.
+// An answer → its explanation: what counts add, the contribution of each entry of the history, and the attention weights.
 
 import { explanation, latest, superseded } from "./api.js";
 import { detailHead } from "./detail-head.js";
 import { element, announce } from "./dom.js";
 import { brief, counted, decimal, nameOf, signed } from "./format.js";
 import { attentionView } from "./attention.js";
+import { countsSection } from "./counts.js";
 import { problemCard } from "./problem.js";
 import { signedBar } from "./bars.js";
 import { emit, historyToSend, modelNamed, modelToSend, ownHistory, state } from "./state.js";
@@ -50,6 +51,7 @@ export function whyView(redraw) {
       return;
     }
     yield detailHead("Why", nameOf(answer.item), facts(answer, model));
+    if (answer.counts.length) yield countsSection(answer);
     yield contributionsSection(answer);
     if (answer.attention.length) yield attention.section(answer);
     else if (answer.fallback === null && !modelNamed(model).attention)
