@@ -34,6 +34,7 @@ def train(
     """Train a model on a data folder and measure it."""
     from segue import api
     from segue.evaluation.report import table
+    from segue.evaluation.verdict import counts_sentence
     from segue.runs.read import read_report
 
     def interrupted() -> str:
@@ -57,4 +58,4 @@ def train(
     report = read_report(model)
     body = {"folder": str(out), **model.manifest, "report": report}
     following = f"Made {out}. Next: segue recommend {out} --history ID,ID,… or segue serve {out}"
-    print_result(body, table(report), following, json=json)
+    print_result(body, table(report), counts_sentence(model.manifest), following, json=json)
