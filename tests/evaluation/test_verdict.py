@@ -234,6 +234,11 @@ def test_the_shortcut_in_words() -> None:
             "items in 4.2 MB of memory.",
         ),
         (
+            {"weights": {"lag1": 1.0}, "pairs": 921, "bytes": 11_924, "without": 0.0, "with": 1.0},
+            "Counts of what followed what: ndcg@10 on validation .0000 without them, 1.0000 with them; 921 pairs of "
+            "items in 11.9 kB of memory.",
+        ),
+        (
             {"without": 0.0520, "with": 0.0518},
             "Counts of what followed what did not help and were left out: ndcg@10 on validation .0520 without them, "
             ".0518 with them.",

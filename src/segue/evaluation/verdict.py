@@ -214,8 +214,12 @@ def counts_sentence(manifest: Mapping[str, Any]) -> str:
         )
     return (
         f"Counts of what followed what: ndcg@10 on validation {without} without them, {with_counts} with them; "
-        f"{counts['pairs']:,} pairs of items in {counts['bytes'] / 1e6:,.1f} MB of memory."
+        f"{counts['pairs']:,} pairs of items in {_memory(counts['bytes'])} of memory."
     )
+
+
+def _memory(n_bytes: int) -> str:
+    return f"{n_bytes / 1e6:,.1f} MB" if n_bytes >= 1e6 else f"{n_bytes / 1e3:,.1f} kB"
 
 
 def figure(value: float) -> str:
