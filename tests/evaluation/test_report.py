@@ -19,6 +19,7 @@ KEYS = {
     *("split", "cases", "items", "ties", "seen", "unreachable", "unknown", "target_time"),  # the contract's
     *("metrics", "intervals", "baselines"),
     *("part", "target", "repeats", "without_history", "slices", "note", "baseline_intervals", "baseline_notes"),
+    "verdict",
 }
 
 
@@ -39,6 +40,16 @@ def test_a_report_round_trips_through_json(evaluation: Evaluation) -> None:
     text = msgspec.json.encode(evaluation.report)
     assert set(msgspec.json.decode(text)) == KEYS
     assert msgspec.json.decode(text, type=Report) == evaluation.report
+
+
+def test_a_report_of_an_earlier_version_has_no_verdict(evaluation: Evaluation) -> None:
+    early = msgspec.to_builtins(evaluation.report)
+    del early["verdict"]
+    report = msgspec.convert(early, Report)
+    assert report == msgspec.structs.replace(evaluation.report, verdict=None)
+    assert evaluation.report.verdict is not None
+    sentences = "\n".join(evaluation.report.verdict.sentences)
+    assert table(evaluation.report) == f"{sentences}\n\n{table(report)}"
 
 
 def test_every_depth_has_every_metric_for_every_scorer(evaluation: Evaluation) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -266,8 +267,11 @@ def other_run(cycle_data: Path, quick_recipe: Path, tmp_path_factory: pytest.Tem
 
 def test_train(line: CommandLine, cycle_data: Path, quick_recipe: Path) -> None:
     """Progress is on standard error in plain lines, the result on standard output."""
-    result = line("train", cycle_data, "--out", "run", "--recipe", quick_recipe)
+    result = line("train", cycle_data, "--out", "run", "--recipe", quick_recipe, "--set", "counts=fitted")
     assert result.code == 0
+    first, second, *_ = result.out.splitlines()
+    assert "the best simple method, last-item" in first and second.startswith("Shortcut: the last item alone explains")
+    assert "\nCounts of what followed what" in result.out
     assert re.findall(r"^epoch +(\d)/3  loss [\d.]+  ndcg@10 [\d.]+", result.err, re.MULTILINE) == ["1", "2", "3"]
     assert "epoch" not in result.out
     assert "60 cases" in result.out
@@ -327,6 +331,32 @@ def test_evaluate(line: CommandLine, cycle_run: Path) -> None:
     assert {"popularity", "recent-popularity", "last-item", "session-knn"} == set(body["baselines"])
     assert body["baselines"]["last-item"]["hit@1"] == 1.0  # on a cycle the last item determines the next
     assert body == json.loads((cycle_run / "metrics.json").read_text())
+
+
+def test_evaluate_begins_with_the_verdict(line: CommandLine, cycle_run: Path) -> None:
+    output, verdict = line.does("evaluate", cycle_run), line.answers("evaluate", cycle_run)["verdict"]
+    assert verdict["best"]["name"] == "last-item" and verdict["warning"] is verdict["sentences"][0].startswith(
+        "WARNING"
+    )
+    assert output.splitlines()[:3] == [*verdict["sentences"], ""]
+    assert "Counts" not in output, "the recipe has none"
+
+
+def test_serve_prints_the_verdict_on_each_run(
+    line: CommandLine, cycle_run: Path, other_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from segue.serving.http import server
+
+    early = line.folder / "early"  # a run of a version whose reports have no verdict
+    shutil.copytree(other_run, early)
+    report = json.loads((early / "metrics.json").read_text())
+    del report["verdict"]
+    (early / "metrics.json").write_text(json.dumps(report))
+    monkeypatch.setattr(server, "serve", lambda *_, started, **__: started("http://localhost:1"))
+    verdict = json.loads((cycle_run / "metrics.json").read_text())["verdict"]
+    assert line.answers("serve", cycle_run, early)["verdicts"] == {str(cycle_run): verdict}
+    lines = line.does("serve", cycle_run, early).splitlines()
+    assert lines[1:] == [f"{cycle_run}: {verdict['sentences'][0]}", "Events are kept in segue.sqlite."]
 
 
 def test_evaluate_at(line: CommandLine, cycle_run: Path) -> None:

@@ -697,6 +697,7 @@ def test_the_models_card(visit: Visit, service: RunningService) -> None:
     expect(own_row).to_contain_text(f"{report['metrics']['ndcg@10']:.3f}")
     expect(own_row).to_contain_text("–".join(f"{bound:.3f}" for bound in report["intervals"]["ndcg@10"]))
     expect(card.locator(".bars th")).to_have_text(["this model", *report["baselines"]])
+    expect(card.locator(".verdict p")).to_have_text(report["verdict"]["sentences"])
     card.get_by_label("Metric", exact=True).select_option("hit@5")
     expect(own_row).to_contain_text(f"{report['metrics']['hit@5']:.3f}")
     expect(card).to_contain_text(f"{report['cases']} cases of the test part; the last event of each user was held out.")

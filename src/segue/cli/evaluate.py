@@ -42,6 +42,8 @@ def evaluate(
     """Measure a run and the baselines on the test part."""
     from segue import api
     from segue.evaluation.report import Report, WindowReport, table
+    from segue.evaluation.verdict import counts_sentence
+    from segue.folders import read_manifest
 
     depths = _numbers(at, int, "--at takes whole numbers with commas between, such as 1,5,10,50")
     days_before = _numbers(ages, float, "--ages takes days with commas between, such as 0,1,3,7,14")
@@ -56,7 +58,7 @@ def evaluate(
             interest=interest,
             progress=lambda name, done, total: display.stage(f"measuring {name}", done, total),
         )
-    print_result(report, table(report), json=json)
+    print_result(report, table(report), counts_sentence(read_manifest(run, "run")), json=json)
 
 
 def compare(

@@ -47,7 +47,7 @@ def serve(
     json: Json = False,
 ) -> None:
     """Recommend over HTTP, live: every event changes the next answer."""
-    from segue.serving.http.server import fill_histories
+    from segue.serving.http.server import fill_histories, stored_verdict
     from segue.serving.http.server import serve as serve_runs
     from segue.serving.settings import ServiceSettings
 
@@ -76,9 +76,11 @@ def serve(
 
     def started(url: str) -> None:
         database = f"a {store.partition('://')[0]} database" if "://" in store else store  # no passwords on screens
+        verdicts = {str(run): verdict for run in runs if (verdict := stored_verdict(run)) is not None}
         print_result(
-            {"url": url, "documentation": f"{url}/schema"},
+            {"url": url, "documentation": f"{url}/schema", "verdicts": verdicts},
             f"Serving {', '.join(map(str, runs))} at {url} — documentation at {url}/schema — stop with Ctrl-C.",
+            *(f"{run}: {verdict.sentences[0]}" for run, verdict in verdicts.items()),
             f"Events are kept in {database}.",
             json=json,
         )

@@ -42,6 +42,7 @@ def train(
     """Train a model on a data folder and measure it."""
     from segue import api
     from segue.evaluation.report import table
+    from segue.evaluation.verdict import counts_sentence
     from segue.runs.read import read_report
 
     command = f"segue train {data} --out {out} --resume" + (f" --processes {processes}" if processes > 1 else "")
@@ -73,4 +74,4 @@ def train(
     report = read_report(model)
     body = {"folder": str(out), **model.manifest, "report": report}
     following = f"Made {out}. Next: segue recommend {out} --history ID,ID,… or segue serve {out}"
-    print_result(body, table(report), following, json=json)
+    print_result(body, table(report), counts_sentence(model.manifest), following, json=json)

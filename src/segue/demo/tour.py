@@ -22,6 +22,7 @@ from segue.data.write.summary import summary_lines
 from segue.demo import planted, shop
 from segue.errors import InputError
 from segue.evaluation.report import table
+from segue.evaluation.verdict import counts_sentence
 from segue.folders import explained_writing, refuse_existing
 from segue.recommend.recommender import Recommender
 from segue.runs.read import read_report
@@ -55,7 +56,8 @@ def run_demo(
         model = _train(data, folder, console, quiet=quiet)
         report = read_report(model)
         _heading(console, "Measured beside the baselines")
-        console.print(table(report), markup=False, soft_wrap=True)
+        for text in filter(None, (table(report), counts_sentence(model.manifest))):
+            console.print(text, markup=False, soft_wrap=True)
         customers = _show_customers(data, model, console)
         seconds = time.perf_counter() - began
         download = f", and the download {waited:.0f} s" if waited >= 1 else ""

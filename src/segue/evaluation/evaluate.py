@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -12,11 +12,20 @@ from segue.data.split import Cases, SplitPart
 from segue.errors import InputError
 from segue.evaluation.baselines import BASELINES
 from segue.evaluation.evaluator import Evaluator, Measurement, Scorer
-from segue.evaluation.metrics import coverage, intervals, mean_popularity, rank_totals, summary
+from segue.evaluation.metrics import coverage, intervals, mean_popularity, ndcg, rank_totals, summary
 from segue.evaluation.ranks import MISS
-from segue.evaluation.report import HISTORY_EDGES, POPULARITY_EDGES, Report, Slice, slices, warm_and_cold
+from segue.evaluation.report import (
+    HISTORY_EDGES,
+    POPULARITY_EDGES,
+    Report,
+    Slice,
+    nearest_depth,
+    slices,
+    warm_and_cold,
+)
 from segue.evaluation.settings import EvaluateSettings, seen_rule
 from segue.evaluation.split_log import SplitLog
+from segue.evaluation.verdict import Verdict, judge
 from segue.process_group import SINGLE_PROCESS, ProcessGroup
 
 EvaluationProgress = Callable[[str, int, int], None]
@@ -69,11 +78,11 @@ def evaluate(
         return measured, intervals(rank_totals(measured.ranks, ks, cases.users), samples=settings.bootstrap, rng=rng)
 
     measured, model_intervals = measure(replace(evaluator, readable=known), "model", scorer)
-    metrics, spreads, notes = {}, {}, {}
+    metrics, spreads, notes, ranks = {}, {}, {}, {}
     for name, fit in BASELINES.items() if baselines else ():
         baseline = fit(log)
         theirs, spreads[name] = measure(evaluator, name, baseline)
-        metrics[name], notes[name] = _metrics(theirs, counts, ks), baseline.note
+        metrics[name], notes[name], ranks[name] = _metrics(theirs, counts, ks), baseline.note, theirs.ranks
 
     targets = log.sequences.items[cases.targets]
     unknown = ~known[targets]
@@ -96,8 +105,31 @@ def evaluate(
         baseline_notes=notes,
         slices=_slices(cases, counts[targets], measured.ranks, ks),
         note=note,
+        verdict=_verdict(measured.ranks, ranks, cases, log, settings, rng),
     )
     return Evaluation(report=report, ranks=measured.ranks)
+
+
+def _verdict(
+    ranks: np.ndarray,
+    baselines: Mapping[str, np.ndarray],
+    cases: Cases,
+    log: SplitLog,
+    settings: EvaluateSettings,
+    rng: np.random.Generator,
+) -> Verdict:
+    """Judge the model by its ranks [C] and those of the baselines."""
+    k = nearest_depth(sorted(settings.at))
+    return judge(
+        f"ndcg@{k}",
+        ndcg(ranks, k),
+        {name: ndcg(theirs, k) for name, theirs in baselines.items()},
+        cases.users,
+        samples=settings.bootstrap,
+        rng=rng,
+        explained=baselines["last-item"] <= k if "last-item" in baselines else None,
+        by_time=log.kind == "time",
+    )
 
 
 def _metrics(measured: Measurement, counts: np.ndarray, ks: Sequence[int]) -> dict[str, float]:

@@ -12,7 +12,9 @@ import numpy as np
 from segue.data.split import SplitPart, Target
 from segue.evaluation.metrics import RelativeLoss, summary
 from segue.evaluation.settings import SeenRule
+from segue.evaluation.verdict import Verdict
 
+REPORT = "metrics.json"  # the file of a run
 HISTORY_EDGES = (0, 1, 5, 10, 20, 50, 100, 200)  # a slice starts at its edge and ends before the next
 POPULARITY_EDGES = (0, 1, 5, 20, 100, 500, 2000)
 USUAL_DEPTH = 10  # the depth tables show first
@@ -57,6 +59,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """By `history` (events before the target) and `popularity` (training events of the target). If any target is cold
     (unseen in training), also by `target`: warm or cold."""
     note: str | None = None
+    verdict: Verdict | None = None
+    """By ndcg at the depth that tables show first. None in reports of earlier versions."""
 
     @property
     def ranks_cold(self) -> bool:
@@ -121,6 +125,8 @@ class WindowReport(msgspec.Struct, frozen=True, kw_only=True):
     baseline_notes: dict[str, str]
     ages: list[Age]
     """The model at every age, age 0 first."""
+    verdict: Verdict | None = None
+    """By recall at age 0, at the depth that tables show first; without a shortcut."""
 
     @property
     def depths(self) -> list[int]:
@@ -158,7 +164,7 @@ def warm_and_cold(cold: np.ndarray, ranks: np.ndarray, ks: Sequence[int]) -> lis
 
 
 def table(report: Report | WindowReport) -> str:
-    """The report for a terminal: the protocol, the model and the baselines, then what else was measured."""
+    """The report for a terminal: verdict, protocol, the model and the baselines, then what else was measured."""
     k, main = nearest_depth(report.depths), "ndcg" if isinstance(report, Report) else "recall"
     names = [name.partition("@")[0] for name in report.metrics if name.endswith(f"@{k}")]
     rows = [["", *(f"{name}@{k}" for name in names), f"95 % of {main}@{k}"]]
@@ -166,7 +172,8 @@ def table(report: Report | WindowReport) -> str:
     for scorer, metrics in {"model": report.metrics, **report.baselines}.items():
         rows.append([scorer, *figures(metrics, names, k), interval_text(spreads.get(scorer, {}).get(f"{main}@{k}"))])
     others = [[str(depth), *figures(report.metrics, names, depth)] for depth in report.depths]
-    lines = [*protocol(report), "", *aligned(rows), "", "The model at every depth:"]
+    verdict = [] if report.verdict is None else [*report.verdict.sentences, ""]
+    lines = [*verdict, *protocol(report), "", *aligned(rows), "", "The model at every depth:"]
     lines += [*aligned([["depth", *names], *others]), *_warm_and_cold(report, k)]
     if isinstance(report, WindowReport):
         lines += _freshness(report, k) if len(report.ages) > 1 else []

@@ -12,12 +12,12 @@ from segue.config.settings import Settings, make_settings
 from segue.data.dataset import Data
 from segue.errors import FolderError
 from segue.evaluation.compare import MeasuredRun
-from segue.evaluation.report import Report
+from segue.evaluation.report import REPORT, Report
 from segue.folders import read_manifest, verify_contents
 from segue.kinds import parse_toml
 from segue.recommend.recommender import Recommender
 
-SETTINGS, REPORT, RANKS, HISTORY = "settings.toml", "metrics.json", "ranks.npy", "history.jsonl"
+SETTINGS, RANKS, HISTORY = "settings.toml", "ranks.npy", "history.jsonl"
 
 
 class Origin(msgspec.Struct, frozen=True):

@@ -18,6 +18,7 @@ from segue.config.settings import settings_toml
 from segue.counts.counts import Counts
 from segue.data.dataset import Data
 from segue.evaluation.evaluate import Evaluation
+from segue.evaluation.report import REPORT
 from segue.evaluation.settings import SeenRule
 from segue.evaluation.split_log import SplitLog
 from segue.index.build import build_index, index_facts, sample_queries
@@ -27,7 +28,7 @@ from segue.models.items.coded import CodeTable
 from segue.models.sequence import SequenceModel
 from segue.recommend.recommender import COUNTS
 from segue.runs.partial import PartialRun
-from segue.runs.read import HISTORY, RANKS, REPORT, SETTINGS
+from segue.runs.read import HISTORY, RANKS, SETTINGS
 from segue.runs.resume import copy_training_files
 from segue.training.state import TrainingRecord
 from segue.training.warm_start import TRAINED_ITEMS

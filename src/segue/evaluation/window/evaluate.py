@@ -28,9 +28,10 @@ from segue.evaluation.metrics import (
     user_totals,
 )
 from segue.evaluation.ranks import MISS, Exclusions, ranks_within
-from segue.evaluation.report import Age, TargetPart, WindowReport
+from segue.evaluation.report import Age, TargetPart, WindowReport, nearest_depth
 from segue.evaluation.settings import MOST_DAYS, EvaluateSettings, seen_rule
 from segue.evaluation.split_log import SplitLog
+from segue.evaluation.verdict import judge
 from segue.evaluation.window.cases import DAY, Positive, WindowCases, held_out_window, split_window
 
 Values = dict[str, np.ndarray]
@@ -159,11 +160,12 @@ def evaluate_window(
     reading = replace(evaluator, readable=known)
     aged = {age: measure(reading, "model", scorer, time - round(age * DAY)) for age in ages}
     values = {age: user_values(cases, result, ks) for age, result in aged.items()}
-    metrics, spreads, notes = {}, {}, {}
+    main, metrics, spreads, notes, recalls = f"recall@{nearest_depth(ks)}", {}, {}, {}, {}
     for name, fit in BASELINES.items() if baselines else ():
         baseline = fit(log)
         result = measure(evaluator, name, baseline, time)
         theirs = user_values(cases, result, ks)
+        recalls[name] = theirs[main]
         metrics[name], spreads[name], notes[name] = _metrics(theirs, result, ks), resampling(theirs), baseline.note
     unknown = ~known[cases.targets]
     report = WindowReport(
@@ -193,6 +195,15 @@ def evaluate_window(
             )
             for age in ages
         ],
+        verdict=judge(
+            main,
+            values[0][main],
+            recalls,
+            cases.users,
+            samples=settings.bootstrap,
+            rng=resampling.rng,
+            by_time=True,
+        ),
     )
     return WindowEvaluation(report=report, users=cases.users, values=values)
 

@@ -50,7 +50,7 @@ function draw() {
       ...(names.length > 1 ? [choice] : []),
       facts(model),
       ...(report
-        ? [metricBars(report), depths(report), protocol(report)]
+        ? [...verdict(report), metricBars(report), depths(report), protocol(report)]
         : [element("p", { class: "hint", text: "This run has no evaluation report." })]),
       training(model),
     ),
@@ -77,6 +77,19 @@ function facts({ items, length, seen, manifest, report }) {
       element("div", {}, element("dt", { text: name }), element("dd", { text: String(value) })),
     ),
   );
+}
+
+/** Whether the model is better than the simple methods, in the words of the report; reports of early runs have none. */
+function verdict({ verdict: given }) {
+  return given
+    ? [
+        element(
+          "section",
+          { class: given.warning ? "verdict warn" : "verdict" },
+          ...given.sentences.map(text => element("p", { text })),
+        ),
+      ]
+    : [];
 }
 
 /** A metric of the model and the baselines, as bars with intervals. */
