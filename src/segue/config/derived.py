@@ -18,17 +18,17 @@ from segue.config.settings import Settings, make_settings
 from segue.data.dataset import Data
 from segue.errors import SettingsError
 from segue.evaluation.split_log import SplitLog
-from segue.kinds import kind_of
+from segue.kinds import KIND, kind_of
 
 LENGTHS = (20, 50, 100, 200)
 COVERED = 95  # percent of the users whose whole training history a window holds, if it may be so long
-DENSE = 150  # training events an item from which on a log is dense
+DENSE = 100  # training events an item from which on a log is dense
 MOST_BATCH, LEAST_BATCH, STEPS_OF_EPOCH = 2000, 128, 100
 LONG_EPOCH, SHORT_EPOCH = 1_000_000, 5_000  # training events
-PASSES, DENSE_PASSES = 20, 20
+PASSES = 20
 MINUTES = ((100_000, 5.0), (500_000, 15.0))
 MOST_MINUTES = 45.0
-OTHERS = ("gru4rec", "hstu")  # recipes whose encoders are tried beside the default's if there is time
+ENCODERS = ("sasrec", "gru4rec", "hstu")  # tried if there is time; the last one needs times
 
 
 class Derived(msgspec.Struct, frozen=True):
@@ -67,6 +67,21 @@ class LogShape:
         )
 
     @property
+    def per_item(self) -> float:
+        """Training events of an item on average."""
+        return self.events / max(1, self.items)
+
+    @property
+    def dense(self) -> bool:
+        """Whether items have so many events that a recurrent encoder learns their order, and overfits little."""
+        return self.per_item >= DENSE
+
+    @property
+    def encoder(self) -> str:
+        """The encoder for the log."""
+        return "gru4rec" if self.dense else "sasrec"
+
+    @property
     def minutes(self) -> float:
         """The minutes that training takes at most if the user names none."""
         return next((minutes for events, minutes in MINUTES if self.events < events), MOST_MINUTES)
@@ -83,32 +98,38 @@ class LogSettings:
 
 def settings_for(recipe: str | Path | None, overrides: Sequence[str], data: Data) -> LogSettings:
     """The settings of a recipe for a log. Overrides come before what is derived."""
-    tables = read_recipe(recipe or DEFAULT_RECIPE)
     if recipe not in (None, DEFAULT_RECIPE):
-        return LogSettings(make_settings(tables, overrides))
-    derived = derive(LogShape.of(SplitLog.of(data)))
-    own = tuple(each for each in derived if not is_given(each.key, overrides))
-    return LogSettings(make_settings(tables, [*(each.override for each in own), *overrides]), own)
+        return LogSettings(make_settings(read_recipe(recipe), overrides))
+    log = LogShape.of(SplitLog.of(data))
+    derived = tuple(each for each in derive(log) if not is_given(each.key, overrides))
+    return LogSettings(_with_encoder(log.encoder, derived, overrides), derived)
+
+
+def _with_encoder(name: str, derived: Sequence[Derived], overrides: Sequence[str]) -> Settings:
+    """The recipe `default` with the encoder and the objective of another recipe. The encoder of HSTU is not told the
+    time of the target, which no other encoder knows."""
+    tables = read_recipe(DEFAULT_RECIPE)
+    if name != tables["model"]["kind"]:
+        tables |= {part: read_recipe(name)[part] for part in ("model", "objective")}
+    untold = ["model.target_time=false"] if name == "hstu" else []
+    return make_settings(tables, [*(each.override for each in derived if each.key != "model"), *untold, *overrides])
 
 
 def is_given(key: str, overrides: Sequence[str]) -> bool:
     """Whether the user set a key."""
-    return any(text.partition("=")[0].strip() == key for text in overrides)
+    return any(text.partition("=")[0].strip() in (key, f"{key}.{KIND}") for text in overrides)
 
 
 def candidates(chosen: LogSettings, overrides: Sequence[str], *, timed: bool) -> dict[str, Settings]:
-    """The settings to try, by the name of the encoder: those of the default first, then of other encoders with the
+    """The settings to try, by the name of the encoder: the chosen ones first, then those of other encoders with the
     same derived values. `timed`: whether the log has times. If the user chose an encoder, there are no others."""
     own = {kind_of(chosen.settings.model): chosen.settings}
-    if any(text.partition("=")[0].strip() in ("model", "model.kind", "model.encoder") for text in overrides):
+    if is_given("model", overrides) or is_given("model.encoder", overrides):
         return own
-    for name in OTHERS:
-        if name == "hstu" and not timed:
-            continue
-        tables = {**read_recipe(DEFAULT_RECIPE), **{part: read_recipe(name)[part] for part in ("model", "objective")}}
-        untold = ["model.target_time=false"] if name == "hstu" else []
-        with suppress(SettingsError):  # of an override that this encoder does not have
-            own[name] = make_settings(tables, [*(each.override for each in chosen.derived), *untold, *overrides])
+    for name in ENCODERS if timed else ENCODERS[:-1]:
+        if name not in own:
+            with suppress(SettingsError):  # of an override that this encoder does not have
+                own[name] = _with_encoder(name, chosen.derived, overrides)
     return own
 
 
@@ -116,14 +137,14 @@ def derive(log: LogShape) -> list[Derived]:
     """The settings for a log, the reason of each in a few words."""
     covering = float(np.percentile(log.lengths, COVERED)) if len(log.lengths) else 1.0
     length = next((length for length in LENGTHS if covering < length), LENGTHS[-1])
-    per_item = log.events / max(1, log.items)
-    dense = per_item >= DENSE
     batch = int(min(MOST_BATCH, max(LEAST_BATCH, log.events / STEPS_OF_EPOCH)))
     epoch = min(LONG_EPOCH, max(SHORT_EPOCH, log.events))
-    epochs = max(1, round((DENSE_PASSES if dense else PASSES) * max(log.events, SHORT_EPOCH) / epoch))
+    epochs = max(1, round(PASSES * max(log.events, SHORT_EPOCH) / epoch))
+    often = f"{log.per_item:,.0f} training events an item: {'dense' if log.dense else 'sparse'}"
     return [
+        Derived("model", log.encoder, often),
         Derived("model.length", length, f"{COVERED} % of the users have at most {covering:,.0f} training events"),
-        Derived("model.dropout", 0.3 if dense else 0.5, f"{per_item:,.0f} training events an item"),
+        Derived("model.dropout", 0.3 if log.dense else 0.5, often),
         Derived("train.tokens", batch, f"about {STEPS_OF_EPOCH} steps in {log.events:,} events"),
         Derived("train.epoch_events", 0 if epoch == log.events else epoch, f"{log.events:,} training events"),
         Derived("train.epochs", epochs, "passes over the log"),

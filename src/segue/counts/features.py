@@ -20,7 +20,7 @@ from segue.data.batch import Batch
 from segue.data.sequences import Sequences
 
 LAGS = 3
-WINDOW = 10  # events between two items that count as close together
+WINDOW = 30  # events between two items that count as close together
 NEWEST, DECAY = 10, 0.8  # items of the history that `together` reads, and the weight that each event of age takes
 HORIZON = 50  # newest events of the history in which repeats are looked for
 FEATURES = (*(f"after-{lag}" for lag in range(1, LAGS + 1)), "together", "repeated", "gap", "newest")
