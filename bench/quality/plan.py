@@ -1,4 +1,4 @@
-"""The overlap of a customer's next basket with a plan of five items, and with the five best items of `default`.
+"""The overlap of a customer's next basket with a plan of five items, and with the five best items of `esasrec`.
 
 The demo's shop. The last basket of each customer, all that was bought in one minute, is held out. Both models are
 trained on the events before it and recommend what comes next.
@@ -27,7 +27,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "results.md"
 LEAST_EVENTS = 5  # before the basket, as `prepare` wants them
 RESAMPLES = 2000
 # Half of the customers have at most 45 purchases: as in the demo.
-DEFAULT = ("model.length=100", "train.patience=3")
+RANKER = ("model.length=100", "train.patience=3")
 PLANNER = ("train.patience=3",)
 NOTES = (
     "Overlap: items of the next basket among the five, on average over customers; some: customers with at least one. "
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> None:
         data = api.prepare(folder / "before.csv", out=folder / "data", user="customer", items=log.items)
         epochs = f"train.epochs={options.epochs}"
         with Display() as display:
-            ranker = api.train(data, recipe="default", overrides=[*DEFAULT, epochs], progress=display.step)
+            ranker = api.train(data, recipe="esasrec", overrides=[*RANKER, epochs], progress=display.step)
         with Display() as display:
             planner = api.train(
                 data, recipe="seq2seq", overrides=[*PLANNER, epochs, *options.set], progress=display.step
@@ -76,7 +76,7 @@ def write_document(title: str, rows: Sequence[dict[str, Any]], document: Path = 
     verdict = (
         "holds more of it than" if low > 0 else "holds less of it than" if high < 0 else "cannot be told apart from"
     )
-    conclusion = f"So the plan {verdict} the best answers of `default`."
+    conclusion = f"So the plan {verdict} the best answers of `esasrec`."
     write_section(document, "plan", [f"{title}. {' '.join(NOTES)}", "", *table, "", conclusion])
 
 
@@ -95,9 +95,9 @@ def split_baskets(events: Path, before: Path) -> Baskets:
 def measure(
     ranker: Recommender, planner: Recommender, queries: Baskets, *, n: int, beam: int
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """A row for each method, and the paired difference between plan and `default`."""
+    """A row for each method, and the paired difference between plan and `esasrec`."""
     methods: dict[str, list[list[str]]] = {
-        "default, best answers": [answer.ids for answer in ranker.recommend_many(queries.histories, k=n)],
+        "esasrec, best answers": [answer.ids for answer in ranker.recommend_many(queries.histories, k=n)],
         "seq2seq, best answers": [answer.ids for answer in planner.recommend_many(queries.histories, k=n)],
         f"seq2seq, plan, beam {beam}": [plan.ids for plan in planner.plan_many(queries.histories, n, beam=beam)],
         "seq2seq, plan, greedy": [plan.ids for plan in planner.plan_many(queries.histories, n, beam=1)],
@@ -116,9 +116,9 @@ def measure(
         }
         for method, hits in overlaps.items()
     ]
-    default, _, plan, _ = overlaps.values()
-    difference = {"plan less default": float((plan - default).mean()), "interval": _interval(plan - default)}
-    rows.append({"way": "plan less default, paired", "overlap": difference["plan less default"]})
+    best, _, plan, _ = overlaps.values()
+    difference = {"plan less esasrec": float((plan - best).mean()), "interval": _interval(plan - best)}
+    rows.append({"way": "plan less esasrec, paired", "overlap": difference["plan less esasrec"]})
     rows[-1] |= {"interval": difference["interval"], "some": "–", "different items": "–"}
     return rows, difference
 

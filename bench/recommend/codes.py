@@ -3,7 +3,7 @@
     make bench SUBJECT=codes DATA=folder          MovieLens-1M: events.tsv.gz
     … ARGS="--only memory"                        or assign, speed, quality: one part alone
 
-Quality is that of the rows ml-1m/default and ml-1m/default-codes of `make results`, which are made where they are not
+Quality is that of the rows ml-1m/esasrec and ml-1m/esasrec-codes of `make results`, which are made where they are not
 measured yet, in its cache folder. Each part is written to a file of its own.
 """
 
@@ -56,7 +56,7 @@ MEGABYTE = 1_000_000
 RECIPE, CODED = "sasrec-sampled", ("model.items=codes",)
 MANY, WIDTH, EVENTS_A_USER, USERS = 10_000_000, 64, 20, 2_000_000
 SHORT = ("train.epochs=2", "train.stride=0", "model.depth=1", "model.length=50", "objective.sampler.negatives=500")
-PLAIN_ROW, CODED_ROW = "ml-1m/default", "ml-1m/default-codes"
+PLAIN_ROW, CODED_ROW = "ml-1m/esasrec", "ml-1m/esasrec-codes"
 MILLION, WARM, CHANGED = 1_000_000, 5, 0.5
 
 

@@ -1,4 +1,4 @@
-"""One process against two: ndcg@10 of the recipe `default` after some epochs, and the seconds of an epoch.
+"""One process against two: ndcg@10 of the recipe `esasrec` after some epochs, and the seconds of an epoch.
 
     make bench SUBJECT=processes DATA=folder                     MovieLens-1M, ten epochs, seeds 1, 2 and 3
     … ARGS="--epochs 1 --users 300"                              a trial
@@ -119,7 +119,7 @@ def show(runs: dict[Arm, Path], data: api.Data, epochs: int) -> None:
             }
         )
     change, in_range, sentences = agreement(values, users)
-    title = f"One process and two, recipe default, {epochs} epochs, {len(users):,} users"
+    title = f"One process and two, recipe esasrec, {epochs} epochs, {len(users):,} users"
     body = {"difference": change, "within the seeds": in_range, "epochs": epochs}
     publish("processes", title=title, rows=rows, notes=sentences, body=body)
 

@@ -670,7 +670,7 @@ def test_data_folder_for_a_run_and_the_reverse(line: CommandLine, cycle_data: Pa
         ),
         (
             ("--set", "modle.width=8"),
-            ("no section 'modle'", "did you mean 'model'", "model, objective, train, evaluate"),
+            ("no section 'modle'", "did you mean 'model'", "model, objective, train, counts, evaluate"),
         ),
         (("--set", "model.widht=8"), ("no key 'widht' in model", "did you mean 'width'", "depth, length")),
         (("--set", "train.device=tpu"), ("train.device", "'tpu'")),

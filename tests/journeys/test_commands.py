@@ -32,7 +32,7 @@ OPTIONS = {
     "demo": "--no-serve --out --port --json",
     "prepare": "--out --user --item --time --value --kind --items --min-user --min-item --split --time-format "
     "--time-zone --order --drop-duplicates --max-rejected --overwrite --engine --spark-remote --json",
-    "train": "--out --recipe --set --from --resume --all --processes --json",
+    "train": "--out --recipe --set --from --minutes --resume --all --processes --json",
     "recipes": "--json",
     "evaluate": "--data --at --days --ages --interest --json",
     "compare": "--html --json",
@@ -546,7 +546,9 @@ def running(*arguments: object, cwd: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_interrupted_training_is_resumed(line: CommandLine, cycle_data: Path, quick_recipe: Path) -> None:
+def test_interrupted_training_writes_a_run_and_is_resumed(
+    line: CommandLine, cycle_data: Path, quick_recipe: Path
+) -> None:
     without_end = ("--set", "train.epochs=1000000", "--set", "train.patience=1000000")
     with running(
         "train", cycle_data, "--out", "run", "--recipe", quick_recipe, *without_end, cwd=line.folder
@@ -556,15 +558,15 @@ def test_interrupted_training_is_resumed(line: CommandLine, cycle_data: Path, qu
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
-    assert process.returncode == 130
-    assert out == ""
+    assert process.returncode == 0
+    assert "the best simple method" in out and "Made run." in out
     assert "Traceback" not in err
-    assert f"segue train {cycle_data} --out run --resume" in err.splitlines()[-1]
-    assert [path.name for path in line.folder.iterdir()] == ["run.partial"]
+    assert f"To train further: segue train {cycle_data} --out run --resume" in err
+    assert [path.name for path in line.folder.iterdir()] == ["run"]
 
-    line.refuses("train", cycle_data, "--out", "run", says=("run.partial holds unfinished training", "--resume"))
-    body = line.answers("train", cycle_data, "--out", "run", "--resume", "--set", "train.epochs=1")
-    assert body["training"]["epochs"] >= 1
+    epochs = json.loads(Path("run/manifest.json").read_text())["training"]["epochs"]
+    body = line.answers("train", cycle_data, "--out", "run", "--resume", "--set", f"train.epochs={epochs + 1}")
+    assert body["training"]["epochs"] == epochs + 1
     assert [path.name for path in line.folder.iterdir()] == ["run"]
     assert line.answers("evaluate", "run") == body["report"]
 
@@ -576,6 +578,8 @@ def test_serve(line: CommandLine, cycle_run: Path) -> None:
         assert process.stdout is not None
         first_line = process.stdout.readline()  # printed once the port is open
         url = re.findall(r"http://[\d.:]+", first_line)[0]
+        verdict = json.loads((cycle_run / "metrics.json").read_text())["verdict"]["sentences"][0]
+        assert process.stdout.readline() == f"{cycle_run}: {verdict}\n"
         assert process.stdout.readline() == "Events are kept in segue.sqlite.\n"
         with httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
             health = client.get("/health/ready")

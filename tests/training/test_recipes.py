@@ -7,7 +7,6 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import polars as pl
 import pytest
@@ -76,12 +75,6 @@ def test_a_recipe_names_its_paper_and_its_scores(name: str) -> None:
     about = recipe_settings(name).about
     assert re.search(r"\b(19|20)\d\d\b", about.paper), "authors, title, venue and year"
     assert about.summary.endswith(".") and about.scored
-
-
-def test_the_default_is_the_recipe_that_it_names() -> None:
-    about, *sections = msgspec.structs.astuple(recipe_settings("default"))
-    (paper_recipe,) = [name for name in RECIPES if re.search(rf"\b{name}\b", about.summary)]
-    assert sections == list(msgspec.structs.astuple(recipe_settings(paper_recipe)))[1:]
 
 
 @every_recipe

@@ -47,7 +47,8 @@ def serve(
     json: Json = False,
 ) -> None:
     """Recommend over HTTP, live: every event changes the next answer."""
-    from segue.serving.http.server import fill_histories, stored_verdict
+    from segue.evaluation.report import stored_verdict
+    from segue.serving.http.server import fill_histories
     from segue.serving.http.server import serve as serve_runs
     from segue.serving.settings import ServiceSettings
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -161,6 +162,12 @@ def warm_and_cold(cold: np.ndarray, ranks: np.ndarray, ks: Sequence[int]) -> lis
         for name, inside in (("warm", ~cold), ("cold", cold))
         if inside.any()
     ]
+
+
+def stored_verdict(run: Path) -> Verdict | None:
+    """Whether a run is better than the simple methods, by its report; None if it has none, or an early one."""
+    path = run / REPORT
+    return msgspec.json.decode(path.read_bytes(), type=Report).verdict if path.exists() else None
 
 
 def table(report: Report | WindowReport) -> str:

@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 
 from segue.errors import FolderError
-from segue.evaluation.report import REPORT
 from segue.folders import verify_contents
 from segue.recommend.kv_caches import KVCaches
 from segue.recommend.new_items import NewItems, new_items
@@ -22,6 +21,7 @@ from segue.serving.engine.catalogue_search import CatalogueSearch, new_rows
 from segue.serving.http.bodies import ModelCard
 from segue.serving.store.store import AddedItem
 
+METRICS = "metrics.json"
 CACHE_BYTES = 256_000_000
 
 logger = logging.getLogger(__name__)
@@ -39,9 +39,9 @@ class ServedModel:
         self.left_out: dict[str, str] = {}  # ids of items that could not be added, and why
         self._self_test()
         report = None
-        if recommender.folder is not None and REPORT in recommender.manifest.get("files", {}):
-            verify_contents(recommender.folder, recommender.manifest, "run", names=(REPORT,))
-            report = msgspec.json.decode((recommender.folder / REPORT).read_bytes(), type=dict[str, Any])
+        if recommender.folder is not None and METRICS in recommender.manifest.get("files", {}):
+            verify_contents(recommender.folder, recommender.manifest, "run", names=(METRICS,))
+            report = msgspec.json.decode((recommender.folder / METRICS).read_bytes(), type=dict[str, Any])
         self.card = ModelCard(
             name=name,
             seen=recommender.seen,

@@ -18,8 +18,6 @@ from uvicorn.supervisors import Multiprocess
 
 from segue.data.dataset import Data
 from segue.errors import InputError
-from segue.evaluation.report import REPORT, Report
-from segue.evaluation.verdict import Verdict
 from segue.folders import read_manifest
 from segue.serving.engine.channel import EngineProcess, freeze_loaded_objects
 from segue.serving.http.guard import Guard, RateLimit
@@ -79,12 +77,6 @@ def fill_histories(url: str, data: Path | str, progress: Callable[[int, int], No
     events = log.sequences.n_events
     with contextlib.closing(open_store(url)) as store:
         return fill_store(store, log, None if progress is None else lambda done: progress(done, events))
-
-
-def stored_verdict(run: Path) -> Verdict | None:
-    """Whether a run is better than the simple methods, by its report; None if it has none, or an early one."""
-    path = run / REPORT
-    return msgspec.json.decode(path.read_bytes(), type=Report).verdict if path.exists() else None
 
 
 def make_app(settings: ServiceSettings) -> Guard:
