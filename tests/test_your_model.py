@@ -65,8 +65,8 @@ def trained(folder: Path) -> dict[str, Any]:
 
 def with_fewer_epochs(train: Any) -> Any:
     """`train` with fewer epochs."""
-    quick = ["model.width=32", "model.length=20", "model.dropout=0.2", "train.epochs=12", "train.patience=12", "train.threads=1"]
-    quick += ["train.learning_rate=0.01", "train.tokens=600", "train.warmup=0"]
+    quick = ["model.width=32", "model.length=20", "model.dropout=0.2", "train.epochs=12", "train.patience=12"]
+    quick += ["train.threads=1", "train.learning_rate=0.01", "train.tokens=600", "train.warmup=0"]
 
     def train_less(data: Any, *, overrides: list[str], **options: Any) -> Any:
         return train(data, overrides=[*overrides, *quick], **options)
