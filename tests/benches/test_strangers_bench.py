@@ -36,12 +36,16 @@ def test_every_log_is_measured_once(
     strangers.main([*arguments, "--only", "small"])
     first = strangers.read_entries(tmp_path / "strangers.json")
     assert list(first) == ["small"]
-    strangers.main(arguments)
+    monkeypatch.setattr(strangers, "RIVALS", {"by hand": (str(quick_recipe), "model.width=8")})
+    strangers.main([*arguments, "--seeds", "1", "2", "--rivals"])
     entries = strangers.read_entries(tmp_path / "strangers.json")
-    assert list(entries) == ["larger", "small"] and entries["small"] == first["small"], "it was not trained again"
+    assert list(entries) == ["larger", "small"]
+    assert entries["small"].default[1] == first["small"].default[1], "it was not trained again"
     for entry in entries.values():
-        change = entry.difference
-        assert change.value == pytest.approx(entry.default.ndcg - entry.baseline_ndcg)
+        change, seeds = entry.difference, entry.default
+        assert change.value == pytest.approx(seeds[1].ndcg - entry.baseline_ndcg)
+        assert entry.ndcg == pytest.approx((seeds[1].ndcg + seeds[2].ndcg) / 2)
+        assert entry.rivals["by hand"].seed == 1
         assert change.low <= change.value <= change.high
     text = document.read_text()
     assert text.startswith("Before.\n") and text.endswith("After.\n")
