@@ -103,15 +103,22 @@ def can_finish(out: Path | str) -> bool:
 
 
 def finish(
-    data: Data | Path | str, *, out: Path | str, progress: Callable[[TrainingProgress], None] | None = None
+    data: Data | Path | str,
+    *,
+    out: Path | str,
+    encoder: Builder | None = None,
+    progress: Callable[[TrainingProgress], None] | None = None,
 ) -> Recommender:
-    """Write the run of an interrupted training: of the best of the epochs that are done. `train` with resume=True then
-    continues it."""
+    """Write the run of an interrupted training, of the best of its finished epochs. `train` with resume=True then
+    continues it. The model is that of the training part, also if `train` was called with all_events=True.
+
+    encoder: as for `train`.
+    """
     from segue.runs.make import make_run
     from segue.runs.request import TrainingRequest
 
     folder = data.folder if isinstance(data, Data) else Path(data)
-    return make_run(TrainingRequest(data=folder, out=Path(out), resume=True, finish=True), progress=progress)
+    return make_run(TrainingRequest(folder, Path(out), encoder=encoder, resume=True, finish=True), progress=progress)
 
 
 def load(folder: Path | str, *, encoder: Builder | None = None) -> Recommender | Data:

@@ -45,13 +45,15 @@ def train(
     from segue.evaluation.verdict import counts_sentence
     from segue.runs.read import read_report
 
-    command = f"segue train {data} --out {out} --resume" + (f" --processes {processes}" if processes > 1 else "")
+    options = f"{' --all' if all_events else ''}{f' --processes {processes}' if processes > 1 else ''}"
+    command = f"segue train {data} --out {out} --resume{options}"
     overrides = [*([] if minutes is None else [f"train.minutes={minutes}"]), *(changes or ())]
 
     def interrupted() -> str:
         if not partial_of(out).exists():
             return "Interrupted before training began; nothing was written."
-        return f"Interrupted; the finished epochs are in {partial_of(out)}. Resume with: {command}"
+        state = "the finished epochs are" if api.can_finish(out) else "no epoch is finished; the settings are"
+        return f"Interrupted; {state} in {partial_of(out)}. Resume with: {command}"
 
     with Display(quiet=json, interrupted=interrupted) as display:
         try:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from segue import folders
@@ -17,7 +18,7 @@ from segue.config.settings import Settings
 from segue.counts.counts import Counts
 from segue.counts.features import ItemCounts
 from segue.data.dataset import Data
-from segue.errors import FolderError, SettingsError
+from segue.errors import FolderError, SettingsError, TrainingError
 from segue.evaluation.evaluator import Evaluator, ModelScorer
 from segue.evaluation.settings import SeenRule, seen_rule
 from segue.evaluation.split_log import SplitLog
@@ -29,15 +30,14 @@ from segue.recommend.recommender import Recommender
 from segue.runs.begin import begin
 from segue.runs.measure import measure
 from segue.runs.partial import RECORD, PartialRun, read_record
-from segue.runs.plan import plan_lines, settle
+from segue.runs.plan import UNTIMED, make_plan, plan_lines, settle
 from segue.runs.request import TrainingRequest
 from segue.runs.resume import resume
 from segue.runs.write import TrainedModel, write_run
-from segue.training.counts import FittedCounts, fit_counts
+from segue.training.counts import FittedWeights, fit_counts
 from segue.training.distributed.processes import join_group, launcher_names
 from segue.training.item_codes import CODES
-from segue.training.loop import TrainingProgress
-from segue.training.timing import timed
+from segue.training.loop import TrainingProgress, out_of_time
 from segue.training.train import STATE_ALL, TrainingSetup, choose_epoch, train_for
 from segue.training.warm_start import WARM_START, WARM_START_ALL
 
@@ -54,6 +54,7 @@ def make_run(request: TrainingRequest, *, progress: Callable[[TrainingProgress],
     If torch's launcher started this process as one of several, each of them must call this function. They share the
     work; the first one writes the run and reports progress.
     """
+    began = time.perf_counter()
     with join_group() as group:
         if group.rank > 0:
             progress = None
@@ -65,7 +66,7 @@ def make_run(request: TrainingRequest, *, progress: Callable[[TrainingProgress],
         if begun is not None:
             _refuse_separate_folders(begun.folder, group)
             partial = replace(begun, encoder=request.encoder)
-            trained = _train(partial, data, group, progress, finish=request.finish)
+            trained = _train(partial, data, group, progress, None if request.finish else began)
             group.on_first(lambda: _finish(run, data, trained))
         recommender = Recommender.open(run, encoder=request.encoder)
         group.all_gather_objects(None)  # the first process removes a temporary run when it ends: all open it before
@@ -115,80 +116,114 @@ def _train(
     data: Data,
     group: ProcessGroup,
     progress: Callable[[TrainingProgress], None] | None,
-    *,
-    finish: bool,
+    began: float | None,
 ) -> TrainedModel:
     """Choose the epoch on validation and measure on the test part; with `all_events`, then train on every event.
-    `finish`: choose among the epochs that are done."""
-    settings, sequences, n_items = partial.settings, data.sequences, len(data.vocabulary)
-    log = SplitLog.of(data)
-    counts = log.training_counts
-    seen, _ = seen_rule(settings.evaluate, sequences, data.split)
+    `began`: when the time of the training began; None: without another epoch."""
+    log, finish = SplitLog.of(data), began is None
+    seen, _ = seen_rule(partial.settings.evaluate, data.sequences, data.split)
     start = group.on_first(lambda: partial.initial_weights(WARM_START))
-    texts = saved_texts(start, settings.model) if start is not None else None
+    texts = saved_texts(start, partial.settings.model) if start is not None else None
     codes = group.on_first(lambda: partial.codes(CODES, data, data.split.train_end, progress))
-    facts = settings.model.items.facts(data.vocabulary, DataFacts(kinds=tuple(data.kinds), texts=texts, codes=codes))
+    known = DataFacts(kinds=tuple(data.kinds), texts=texts, codes=codes)
+    facts = partial.settings.model.items.facts(data.vocabulary, known)
+    pairs = _pairs(partial.settings, log, data.split.train_end)
     setup = replace(partial.setup, facts=facts, progress=progress, group=group)
-    if group.size == 1 and (partial.record.derived or partial.record.candidates):
-        partial = _planned(partial, setup, log, seen, finish=finish)
-        settings = partial.settings
-        setup = replace(setup, model=settings.model, objective=settings.objective, train=settings.train)
+    partial, setup = _planned(partial, setup, log, pairs, seen=seen, began=began)
     model, chosen = choose_epoch(setup, log, seen=seen, folder=partial.folder, warm_start=start, finish=finish)
+    if finish and not chosen.epoch:
+        raise TrainingError("No epoch is finished, so there is no model to write: train further with --resume.")
 
     def show_measured(name: str, done: int, total: int) -> None:
         if progress is not None:
-            epochs, loss = settings.train.epochs, float(chosen.history[-1]["loss"])
+            epochs, loss = setup.train.epochs, float(chosen.history[-1]["loss"])
             best = chosen.best_epoch
             progress(TrainingProgress(chosen.epoch, epochs, done, total, loss, best_epoch=best, measured=name))
 
-    fitted = group.on_first(lambda: _fit_counts(model, log, settings, seen))
-    item_counts = None if fitted is None else fitted.counts
-    note = ALL_EVENTS_NOTE.format(epochs=chosen.best_epoch) if partial.record.all_events else None
-    evaluation = measure(model, data, settings, counts=item_counts, note=note, progress=show_measured, group=group)
-    if partial.record.all_events:
-        if codes is not None:
-            all_codes = group.on_first(lambda: partial.all_codes(data, counts, progress))
-            setup = replace(setup, facts=replace(facts, codes=all_codes))
-        model, counts = train_for(
-            setup,
-            sequences,
-            np.asarray(sequences.offsets)[1:],
-            n_items,
-            epochs=chosen.best_epoch,
-            state_file=partial.folder / STATE_ALL,
-            warm_start=group.on_first(lambda: partial.initial_weights(WARM_START_ALL)) or start,
-        )
-        item_counts = group.on_first(lambda: _recounted(item_counts, log, settings))
-    return TrainedModel(partial, model, counts, chosen, item_counts, _worth(fitted), evaluation, seen, group.size)
+    fitted = None if pairs is None else group.on_first(lambda: _fitted(model, log, pairs, partial.settings, seen))
+    item_counts = None if pairs is None or fitted is None or fitted.weights is None else Counts(pairs, fitted.weights)
+    all_events = partial.record.all_events and not finish
+    note = ALL_EVENTS_NOTE.format(epochs=chosen.best_epoch) if all_events else None
+    evaluation = measure(
+        model, data, partial.settings, counts=item_counts, note=note, progress=show_measured, group=group
+    )
+    partial = replace(partial, record=msgspec.structs.replace(partial.record, all_events=all_events))
+    trained = TrainedModel(
+        partial, model, log.training_counts, chosen, item_counts, _worth(fitted), evaluation, seen, group.size
+    )
+    return _trained_on_all(trained, setup, data, start) if all_events else trained
 
 
-def _planned(partial: PartialRun, setup: TrainingSetup, log: SplitLog, seen: SeenRule, *, finish: bool) -> PartialRun:
-    """Show the plan, and choose the encoder if there are several candidates."""
-    record, speed = partial.record, timed(setup, log, seen=seen)
-    if setup.progress is not None and not finish:
-        plan = plan_lines(record.derived, partial.settings.train, speed, list(record.candidates))
-        setup.progress(TrainingProgress(0, partial.settings.train.epochs, 0, 0, 0.0, plan=plan))
-    return settle(partial, setup, log, seen=seen, speed=speed, finish=finish)
+def _pairs(settings: Settings, log: SplitLog, ends: np.ndarray) -> ItemCounts | None:
+    """Item-to-item counts of each user's events before `ends` [U]; None if the settings want none."""
+    limits = settings.counts.limits
+    return None if limits is None else ItemCounts.of(log.sequences, ends, log.n_items, limits)
 
 
-def _fit_counts(model: SequenceModel, log: SplitLog, settings: Settings, seen: SeenRule) -> FittedCounts | None:
-    """Item-to-item counts with weights fitted on validation; None if the settings want none."""
-    if settings.counts.limits is None:
-        return None
-    evaluator = Evaluator.of_model(model, log, seen=seen)
+def _planned(
+    partial: PartialRun,
+    setup: TrainingSetup,
+    log: SplitLog,
+    pairs: ItemCounts | None,
+    *,
+    seen: SeenRule,
+    began: float | None,
+) -> tuple[PartialRun, TrainingSetup]:
+    """Show the plan, choose the encoder if there are several candidates, and limit the training to its time."""
+    record, plan, seconds = partial.record, None, setup.train.seconds
+    if began is not None and setup.group.size == 1 and (seconds or record.derived):
+        plan = make_plan(partial, setup, log, pairs, seen=seen, began=began)
+        seconds = plan.seconds
+        if setup.progress is not None:
+            lines = plan_lines(record.derived, setup.train, plan)
+            setup.progress(TrainingProgress(0, setup.train.epochs, 0, 0, 0.0, plan=lines))
+    elif seconds is not None:
+        seconds *= UNTIMED
+    share = partial.record.share if plan is None or not plan.names else plan.share
+    partial = settle(partial, _limited(setup, seconds, share), log, plan, seen=seen)
+    settings = partial.settings
+    chosen = replace(setup, model=settings.model, objective=settings.objective, train=settings.train)
+    return partial, _limited(chosen, seconds, share)
+
+
+def _limited(setup: TrainingSetup, seconds: float | None, share: float) -> TrainingSetup:
+    """The setup with this share of the seconds for the training."""
+    minutes = 0.0 if seconds is None else seconds * share / 60
+    return replace(setup, train=msgspec.structs.replace(setup.train, minutes=minutes))
+
+
+def _fitted(
+    model: SequenceModel, log: SplitLog, pairs: ItemCounts, settings: Settings, seen: SeenRule
+) -> FittedWeights:
+    """The weights of the counts, fitted on validation."""
     cases = log.split.cases("valid", settings.evaluate.target)
-    return fit_counts(ModelScorer(model), log, cases, evaluator, settings.counts.limits)
+    return fit_counts(ModelScorer(model), pairs, cases, Evaluator.of_model(model, log, seen=seen))
 
 
-def _recounted(item_counts: Counts | None, log: SplitLog, settings: Settings) -> Counts | None:
-    """The same weights over the counts of every event."""
-    if item_counts is None or settings.counts.limits is None:
-        return None
-    ends = np.asarray(log.sequences.offsets)[1:]
-    return replace(item_counts, pairs=ItemCounts.of(log.sequences, ends, log.n_items, settings.counts.limits))
+def _trained_on_all(trained: TrainedModel, setup: TrainingSetup, data: Data, start: Path | None) -> TrainedModel:
+    """Another model that is trained on every event for as many epochs, with the counts of every event."""
+    partial, chosen, group = trained.partial, trained.chosen, setup.group
+    ends, log, facts = np.asarray(data.sequences.offsets)[1:], SplitLog.of(data), setup.facts
+    if facts.codes is not None:
+        codes = group.on_first(lambda: partial.all_codes(data, trained.counts, setup.progress))
+        facts = replace(facts, codes=codes)
+    # Where time ended the first training, its step size fell to 0 at its last epoch.
+    planned = chosen.epoch if out_of_time(chosen) else setup.train.epochs
+    model, counts = train_for(
+        replace(setup, facts=facts, train=msgspec.structs.replace(setup.train, epochs=planned, minutes=0.0)),
+        data.sequences,
+        ends,
+        log.n_items,
+        epochs=chosen.best_epoch,
+        state_file=partial.folder / STATE_ALL,
+        warm_start=group.on_first(lambda: partial.initial_weights(WARM_START_ALL)) or start,
+    )
+    pairs = None if trained.item_counts is None else _pairs(partial.settings, log, ends)
+    item_counts = None if trained.item_counts is None or pairs is None else replace(trained.item_counts, pairs=pairs)
+    return replace(trained, model=model, counts=counts, item_counts=item_counts)
 
 
-def _worth(fitted: FittedCounts | None) -> dict[str, float] | None:
+def _worth(fitted: FittedWeights | None) -> dict[str, float] | None:
     """The entry of the manifest: ndcg@10 on validation without the counts and with them."""
     return None if fitted is None else {"without": fitted.without, "with": fitted.with_counts}
 

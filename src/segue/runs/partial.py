@@ -42,6 +42,8 @@ class PartialRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The settings that were derived from the log."""
     candidates: dict[str, Table] = {}
     """The settings that are tried first, by the name of the encoder; empty: there is nothing to choose."""
+    share: float = 1.0
+    """The share of the time that the chosen encoder has; the others had the rest."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,4 +116,10 @@ def record_of_run(run: Path) -> PartialRecord:
     manifest = folders.read_manifest(run, "run")
     refuse_added(manifest, run, "resumed", "resume")
     origin = msgspec.convert(manifest.get("from"), Origin | None)
-    return PartialRecord(manifest["recipe"], manifest["data"]["digest"], origin, all_events=bool(manifest["all"]))
+    return PartialRecord(
+        manifest["recipe"],
+        manifest["data"]["digest"],
+        origin,
+        all_events=bool(manifest["all"]),
+        derived=msgspec.convert(manifest.get("derived", ()), tuple[Derived, ...]),
+    )

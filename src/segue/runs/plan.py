@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
 from segue.config.derived import Derived
 from segue.config.settings import make_settings
+from segue.counts.features import ItemCounts
+from segue.errors import TrainingError
 from segue.evaluation.settings import SeenRule
 from segue.evaluation.split_log import SplitLog
 from segue.folders import partial_of
@@ -19,55 +22,97 @@ from segue.runs.partial import PartialRun, write_record
 from segue.training.loop import TrainingProgress
 from segue.training.settings import TrainSettings
 from segue.training.state import read_training_record
-from segue.training.timing import Speed
+from segue.training.timing import Speed, timed
 from segue.training.train import STATE, TrainingSetup, choose_epoch
 
 CANDIDATES = "candidates"  # a folder in RUN.partial
 FIRST_PART = 0.35  # share of its time that each candidate is trained for before the best is chosen
+LEAST = 0.25  # share of train.minutes that is left for training, however long the report takes
+UNTIMED = 0.8  # the same share if several processes train, whose speed is not measured
 
 
-def plan_lines(derived: Sequence[Derived], train: TrainSettings, speed: Speed, names: Sequence[str]) -> tuple[str, ...]:
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The time of a training."""
+
+    names: tuple[str, ...]
+    """The encoders to try; empty: there is nothing to choose."""
+    speed: Speed
+    seconds: float | None
+    """For training, validation included; None is no limit."""
+
+    @property
+    def share(self) -> float:
+        """The share of the seconds that the encoder which is kept has."""
+        return 1 / (1 + FIRST_PART * max(0, len(self.names) - 1))
+
+
+def make_plan(
+    partial: PartialRun, setup: TrainingSetup, log: SplitLog, pairs: ItemCounts | None, *, seen: SeenRule, began: float
+) -> Plan:
+    """Time the training of RUN.partial. `began`: when the time of train.minutes began, by `perf_counter`."""
+    speed, limit = timed(setup, log, pairs, seen=seen), setup.train.seconds
+    if limit is None:
+        return Plan((), speed, None)
+    if partial.record.all_events:
+        limit /= 2  # the second training takes as long as the first
+    seconds = max(LEAST * limit, limit - (time.perf_counter() - began) - speed.report - speed.validation)
+    begun = (partial.folder / CANDIDATES).exists()
+    enough = begun or 2 * speed.epoch * setup.train.epochs < seconds
+    return Plan(tuple(partial.record.candidates) if enough else (), speed, seconds)
+
+
+def plan_lines(derived: Sequence[Derived], train: TrainSettings, plan: Plan) -> tuple[str, ...]:
     """The plan for a terminal."""
     rows = [[each.key, str(each.value), each.reason] for each in derived]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(2)]
     lines = [f"  {key:{widths[0]}}  {value:>{widths[1]}}  {reason}" for key, value, reason in rows]
-    if len(names) > 1:
-        tried = ", ".join(names)
-        lines.append(f"  encoders: {tried}; the best on validation after {FIRST_PART:.0%} of its time is kept")
-    seconds, limit = train.epochs * speed.epoch, train.seconds
-    cut = limit is not None and seconds > limit
-    takes = f"{min(seconds, limit or seconds) / 60:.1f} minutes of training"
-    whole = f"{train.epochs} epochs of {speed.epoch:.1f} s" + (", cut by train.minutes" if cut else "")
+    seconds, epoch = train.epochs * plan.speed.epoch / plan.share, plan.speed.epoch
+    cut = plan.seconds is not None and seconds > plan.seconds
+    takes = f"{min(seconds, plan.seconds or seconds) / 60:.1f} minutes of training"
+    whole = f"{train.epochs} epochs of {epoch:.1f} s" + (", cut by train.minutes" if cut else "")
+    if plan.names:
+        tried = ", ".join(plan.names)
+        whole += f"; encoders: {tried}; the best on validation after {FIRST_PART:.0%} of its time is kept"
     return (
         *(["Derived from the log; --set changes any of it:", *lines] if derived else []),
-        f"Estimate for this machine: {takes} ({whole}), then the report. Ctrl-C writes the best epoch so far.",
+        f"Estimate for this machine: {takes} ({whole}), then {plan.speed.report / 60:.1f} minutes for the report. "
+        "Ctrl-C writes the best epoch so far.",
     )
 
 
 def settle(
-    partial: PartialRun, setup: TrainingSetup, log: SplitLog, *, seen: SeenRule, speed: Speed, finish: bool
+    partial: PartialRun, setup: TrainingSetup, log: SplitLog, plan: Plan | None, *, seen: SeenRule
 ) -> PartialRun:
     """Choose one of the candidates of RUN.partial, if it has any: each is trained for the first part of its time, and
-    the best on validation keeps its state. With `finish`, none is trained any more."""
-    record = partial.record
+    the best on validation keeps its state. Without a plan, none is trained any more."""
+    record, folder = partial.record, partial.folder / CANDIDATES
     if not record.candidates:
         return partial
-    train = partial.settings.train
-    enough = train.seconds is not None and 2 * speed.epoch * train.epochs < train.seconds
-    names = list(record.candidates)[: None if enough else 1]
-    minutes = train.minutes / (FIRST_PART * len(names) + 1 - FIRST_PART)
-    for name in names if len(names) > 1 and not finish else ():
-        settings = make_settings(record.candidates[name], [f"train.minutes={minutes}"])
-        own = replace(setup, model=settings.model, objective=settings.objective, train=settings.train)
-        _train_first_part(own, log, seen=seen, folder=partial.folder / CANDIDATES / name, name=name)
-    states = {name: path for name in names if (path := partial.folder / CANDIDATES / name / STATE).exists()}
-    settings = partial.settings
+    for name in () if plan is None else plan.names:
+        settings = make_settings(record.candidates[name])
+        own = replace(setup, model=settings.model, objective=settings.objective)
+        with suppress(TrainingError):  # another encoder is kept
+            _train_first_part(own, log, seen=seen, folder=folder / name, name=name)
+    states = {name: path for name in record.candidates if (path := folder / name / STATE).exists()}
+    settings, derived = partial.settings, record.derived
     if states:
-        best = max(states, key=lambda name: read_training_record(states[name]).best_score)
-        settings = make_settings(record.candidates[best], [f"train.minutes={minutes}"])
-        states[best].replace(partial.folder / STATE)
-    write_record(partial.folder, settings, settled := msgspec.structs.replace(record, candidates={}))
-    shutil.rmtree(partial.folder / CANDIDATES, ignore_errors=True)
+        scores = {name: read_training_record(path).best_score for name, path in states.items()}
+        best = max(scores, key=lambda name: scores[name])
+        settings = make_settings(record.candidates[best])
+        shutil.copyfile(states[best], partial.folder / STATE)
+        figures = ", ".join(f"{name} {score:.4f}" for name, score in scores.items())
+        chosen = Derived("model", best, f"the best on validation after {FIRST_PART:.0%} of its time: {figures}")
+        derived = (chosen, *(each for each in derived if each.key != "model"))
+        if setup.progress is not None:
+            setup.progress(TrainingProgress(0, 0, 0, 0, 0.0, plan=(f"{best} is kept, {chosen.reason}.",)))
+    share = 1.0 if plan is None else plan.share
+    write_record(
+        partial.folder,
+        settings,
+        settled := msgspec.structs.replace(record, candidates={}, derived=derived, share=share),
+    )
+    shutil.rmtree(folder, ignore_errors=True)
     return replace(partial, settings=settings, record=settled)
 
 

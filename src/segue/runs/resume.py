@@ -45,12 +45,19 @@ def resume(request: TrainingRequest, run: Path, data: Data, launchers: frozenset
         settings = make_settings(tables, overrides)
     refuse_changes(old, settings)
     refuse_unmeasurable(settings, data)
-    record = msgspec.structs.replace(before, all_events=request.all_events or before.all_events, launchers=launchers)
+    candidates = {
+        name: msgspec.to_builtins(make_settings(tables, overrides)) for name, tables in before.candidates.items()
+    }
+    all_events = request.all_events or before.all_events
+    record = msgspec.structs.replace(before, all_events=all_events, launchers=launchers, candidates=candidates)
     replaces = run.exists()
     if source == folder:
         write_record(folder, settings, record)
         return PartialRun(folder, settings, record, request.encoder, replaces)
-    nothing_left = reason_finished(read_training_record(run / STATE), settings.train)
+    trained = read_training_record(run / STATE)
+    if settings.train.minutes != old.train.minutes:
+        trained.limit = settings.train.seconds
+    nothing_left = reason_finished(trained, settings.train)
     if nothing_left and record.all_events == before.all_events:
         raise SettingsError(f"{run} is complete: {nothing_left} (with --set).")
     with folders.complete_folder(folder) as staging:

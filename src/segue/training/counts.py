@@ -3,56 +3,78 @@
 A case is reduced to the candidates that can be among its best: the model's own best ones and those that counts reach.
 The weights are those of a conditional logit: the likelihood of the targets among their candidates, where the model's
 scores have a scale that is fitted too. It has one maximum. A search for the best ndcg@10 itself, one weight at a time,
-scored higher on validation and lower on test. The counts are kept if the weights raise ndcg on validation.
+scored higher on validation and lower on test.
+
+Whether the counts are kept is decided by cross-fitting: the users are halved, and each half is scored with weights that
+were fitted on the other. The counts are kept if ndcg rises there by more than its standard error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from segue.counts.counts import Counts
 from segue.counts.features import FEATURES, GAP, LAST, REPEATED, ItemCounts
-from segue.counts.neighbours import PairLimits
 from segue.data.batch import Batch
 from segue.data.split import Cases
 from segue.evaluation.evaluator import Evaluator, Scorer
 from segue.evaluation.metrics import ndcg
-from segue.evaluation.ranks import Exclusions
-from segue.evaluation.split_log import SplitLog
+from segue.evaluation.ranks import MISS, Exclusions
 
 MOST_CASES = 3000  # validation cases that weights are fitted on
 BEST = 200  # the model's best candidates of each case
 DEPTHS = (10, 20, 50)
-PENALTY = 1e-3  # on the squares of the weights, each in standard deviations of its feature
+PENALTY = 3.0  # on the squares of the weights, in standard deviations of their features, divided by the cases
+HALVES = 2
 MOST_STEPS = 100
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FittedCounts:
-    """Counts with their weights, and what they were worth on validation."""
+class FittedWeights:
+    """The weight of each feature, and what the counts are worth on validation."""
 
-    counts: Counts | None
-    """None if the weights did not help on cases that they were not fitted on."""
+    weights: tuple[float, ...] | None
+    """None if the counts did not help the users whom their weights were not fitted on."""
     without: float
-    """ndcg@10 of the model alone, on the cases that weights were fitted on."""
+    """ndcg@10 of the model alone."""
     with_counts: float
-    """ndcg@10 on the same cases, with the weights."""
+    """ndcg@10 on the same cases, each with weights that were fitted on other users."""
 
 
-def fit_counts(scorer: Scorer, log: SplitLog, cases: Cases, evaluator: Evaluator, limits: PairLimits) -> FittedCounts:
-    """Fit the weights on validation `cases`; the counts are those of the training part."""
-    pairs = ItemCounts.of(log.sequences, log.split.train_end, log.n_items, limits)
+def fit_counts(
+    scorer: Scorer, pairs: ItemCounts, cases: Cases, evaluator: Evaluator, *, most: int = MOST_CASES
+) -> FittedWeights:
+    """Fit the weights of counts on at most `most` of the validation `cases`."""
     repeats = frozenset((REPEATED, GAP, LAST))
     features = frozenset(range(len(FEATURES))) - (repeats if evaluator.seen == "excluded" else frozenset())
-    packed = PackedCases.of(list(_candidates(scorer, evaluator, cases.spread(MOST_CASES), pairs, features)))
-    weights, none = fit_weights(packed), np.zeros(len(FEATURES))
-    helps = packed.value(weights) > packed.value(none)
-    counts = Counts(pairs, tuple(weights.tolist())) if helps else None
-    return FittedCounts(counts, packed.ndcg(none), packed.ndcg(weights))
+    some = cases.spread(most)
+    candidates = _candidates(scorer, evaluator, some, pairs, features)
+    alone, crossed = _crossed(candidates, some.users)
+    gains, weights = _value(crossed) - _value(alone), None
+    if gains.mean() > gains.std() / np.sqrt(len(gains)):
+        weights = tuple(fit_weights(PackedCases.of(candidates)).tolist())
+    return FittedWeights(weights, float(ndcg(alone, 10).mean()), float(ndcg(crossed, 10).mean()))
+
+
+def _crossed(candidates: list[_Candidates | None], users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The ranks of the targets without counts [C], and with weights that were fitted on the other half of the users;
+    MISS if a target is no candidate."""
+    half = np.unique(users, return_inverse=True)[1] % HALVES
+    alone, crossed = (np.full(len(candidates), MISS, dtype=np.int64) for _ in range(2))
+    parts = [np.flatnonzero(half == number) for number in range(HALVES)]
+    packed = [PackedCases.of([candidates[index] for index in part]) for part in parts]
+    for part, own, other in zip(parts, packed, reversed(packed), strict=True):
+        ranked = part[[candidates[index] is not None for index in part]]
+        alone[ranked], crossed[ranked] = own.ranks(np.zeros(len(FEATURES))), own.ranks(fit_weights(other))
+    return alone, crossed
+
+
+def _value(ranks: np.ndarray) -> np.ndarray:
+    """The mean of ndcg at DEPTHS of each case [C], which decides whether counts are kept: it varies less than ndcg@10
+    alone."""
+    return np.asarray(np.mean([ndcg(ranks, depth) for depth in DEPTHS], axis=0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,9 +88,11 @@ class _Candidates:
 
 def _candidates(
     scorer: Scorer, evaluator: Evaluator, cases: Cases, pairs: ItemCounts, features: frozenset[int]
-) -> Iterator[_Candidates | None]:
-    """The candidates of each case; None if the target is not among them."""
+) -> list[_Candidates | None]:
+    """The candidates of each case [C]; None if the target is not among them, or if the history has nothing that the
+    model reads, so that the answer is popularity's."""
     targets = evaluator.sequences.items[cases.targets]
+    result: list[_Candidates | None] = [None] * len(cases)
     for chosen, batch in evaluator.batches(cases):
         seen = Exclusions.of_histories(batch) if evaluator.seen == "excluded" else None
         scores = evaluator.scores(scorer, batch, seen).cpu().numpy()
@@ -78,7 +102,9 @@ def _candidates(
         bounds = np.searchsorted(rows, np.arange(len(chosen) + 1))
         for row, case in enumerate(chosen.tolist()):
             own = slice(bounds[row], bounds[row + 1])
-            yield _of_case(scores[row], int(targets[case]), items[own], values[own])
+            if some[row]:
+                result[case] = _of_case(scores[row], int(targets[case]), items[own], values[own])
+    return result
 
 
 def _of_case(scores: np.ndarray, target: int, items: np.ndarray, values: np.ndarray) -> _Candidates | None:
@@ -111,14 +137,12 @@ def _reached(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedCases:
-    """The candidates of many cases, one case after another."""
+    """The candidates of many cases, one case after another; cases without candidates are left out."""
 
     scores: np.ndarray  # [N] float32
     features: np.ndarray  # [F, N] float32
     begins: np.ndarray  # [C]
     targets: np.ndarray  # [C]: rows of the targets
-    cases: int
-    """All cases, those included whose target is no candidate."""
 
     @staticmethod
     def of(cases: list[_Candidates | None]) -> PackedCases:
@@ -131,7 +155,6 @@ class PackedCases:
             features=np.ascontiguousarray(np.concatenate([none, *(case.features for case in some)]).T),
             begins=begins,
             targets=begins + np.array([case.target for case in some], dtype=np.int64),
-            cases=len(cases),
         )
 
     @property
@@ -151,15 +174,6 @@ class PackedCases:
         total, owners = self.total(weights), self.owners
         return np.bincount(owners[total >= total[self.targets][owners]], minlength=len(self.begins))
 
-    def ndcg(self, weights: np.ndarray) -> float:
-        """ndcg@10 over all cases."""
-        return float(ndcg(self.ranks(weights), 10).sum() / max(1, self.cases))
-
-    def value(self, weights: np.ndarray) -> float:
-        """The mean of ndcg at DEPTHS, which decides whether counts are kept: it varies less than ndcg@10 alone."""
-        ranks = self.ranks(weights)
-        return float(np.mean([ndcg(ranks, depth).sum() for depth in DEPTHS]) / max(1, self.cases))
-
 
 def fit_weights(cases: PackedCases) -> np.ndarray:
     """The weight of each feature [F] in units of the model's scores; 0 for a feature that no candidate has."""
@@ -172,6 +186,7 @@ def fit_weights(cases: PackedCases) -> np.ndarray:
     scores, owners = torch.from_numpy(cases.scores), torch.from_numpy(cases.owners)
     targets, empty = torch.from_numpy(cases.targets), torch.full((len(cases.begins),), -torch.inf)
     scale, slopes = torch.zeros(1, requires_grad=True), torch.zeros(len(some), requires_grad=True)
+    penalty = PENALTY / len(cases.begins)
     steps = torch.optim.LBFGS([scale, slopes], max_iter=MOST_STEPS, line_search_fn="strong_wolfe")
 
     def loss() -> float:
@@ -179,7 +194,7 @@ def fit_weights(cases: PackedCases) -> np.ndarray:
         total = scale.exp() * scores + slopes @ features
         highest = empty.scatter_reduce(0, owners, total.detach(), "amax")
         sums = torch.zeros_like(empty).index_add(0, owners, (total - highest[owners]).exp())
-        value = (sums.log() + highest - total[targets]).mean() + PENALTY * (
+        value = (sums.log() + highest - total[targets]).mean() + penalty * (
             slopes.square().sum() + scale.square().sum()
         )
         torch.autograd.backward(value)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,16 +20,18 @@ from segue.layers.packed import tensors
 from segue.models.sequence import SequenceModel
 from segue.objective.batch_shard import BatchShard
 from segue.objective.objective import Objective
+from segue.objective.tasks.examples import Examples
 from segue.process_group import SINGLE_PROCESS, ProcessGroup
 from segue.training.distributed.gradients import sum_gradients
 from segue.training.optimiser import optimiser, set_learning_rate
 from segue.training.settings import TrainSettings
-from segue.training.state import TrainingRecord, TrainingState
+from segue.training.state import TrainingRecord, TrainingState, read_training_record
 from segue.training.windows import Windows
 
 Validate = Callable[[SequenceModel], dict[str, float]]
 """A model → its validation scores; the first score chooses the epoch."""
 SCORE = "ndcg@10"
+LATE = 0.02  # share of the training by which the clock must be ahead of the epochs to count instead of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +70,13 @@ def fit(
     settings: TrainSettings,
     epochs: int,
     validate: Validate | None,
-    state_file: Path,
+    state_file: Path | None,
     progress: TrainingCallback | None = None,
     warm: bool = False,
     group: ProcessGroup = SINGLE_PROCESS,
 ) -> TrainingState:
     """Train up to `epochs` epochs, resuming from `state_file` if it exists, and leave the best weights in `model`.
+    Without a `state_file` nothing is saved.
 
     With `validate`, training stops after `patience` epochs without a better score, and the best epoch is kept. Without
     it, the last epoch is kept. `warm`: the model is trained already; it is validated as epoch 0, and an epoch must be
@@ -82,18 +86,19 @@ def fit(
     state = TrainingState(model, optimiser(model, settings), seed=settings.seed, counters=objective.state)
     objective.prepare(windows.in_order(settings.tokens), windows.histories(settings.tokens), windows.sequences.n_users)
     record = state.record
-    if group.on_first(state_file.exists):
+    if state_file is not None and group.on_first(lambda: _can_resume(state_file, epochs)):
         record = state.load(state_file)
     elif warm and validate:
         before = validate(model)
         record.history.append({"epoch": 0, **before})
         record.best_score = next(iter(before.values()))
+    record.limit = settings.seconds
     while record.epoch < epochs and not (validate and exhausted(record, settings.patience)):
-        if record.epoch and group.on_first(lambda: out_of_time(record, settings)):
+        if record.epoch and group.on_first(lambda: out_of_time(record)):
             break
         began, elapsed = time.perf_counter(), record.elapsed
         set_generator(model, _dropout_generator(state, settings, group))
-        _epoch(state, objective, windows, settings, epochs, progress, group)
+        stopped = _epoch(state, objective, windows, settings, epochs, progress, group)
         with averaged(state):
             scores = validate(model) if validate else {}
             score = next(iter(scores.values()), 0.0)
@@ -102,15 +107,23 @@ def fit(
                 state.keep_best()
         record.history[-1].update(scores)
         record.elapsed = elapsed + time.perf_counter() - began
-        group.on_first(lambda: state.save(state_file))
+        if state_file is not None:
+            group.on_first(partial(state.save, state_file))
         if progress:
             seconds, loss = record.seconds[-1], float(record.history[-1]["loss"])
             total = windows.epoch_events(settings.epoch_events)
             progress(_progress(record, epochs, total, total, seconds, loss, scores))
+        if stopped is not None:
+            raise stopped
     with torch.no_grad():
         torch._foreach_copy_(list(model.parameters()), state.best)
     model.eval()
     return state
+
+
+def _can_resume(state_file: Path, epochs: int) -> bool:
+    """Whether training resumes from the file. Without another epoch, every state will do."""
+    return state_file.exists() and not (epochs and read_training_record(state_file).interrupted)
 
 
 def exhausted(record: TrainingRecord, patience: int) -> bool:
@@ -118,9 +131,9 @@ def exhausted(record: TrainingRecord, patience: int) -> bool:
     return record.epoch - record.best_epoch >= patience
 
 
-def out_of_time(record: TrainingRecord, settings: TrainSettings) -> bool:
+def out_of_time(record: TrainingRecord) -> bool:
     """Whether less than half an epoch's time is left."""
-    return settings.seconds is not None and record.elapsed * (1 + 0.5 / max(1, record.epoch)) > settings.seconds
+    return record.limit is not None and record.elapsed * (1 + 0.5 / max(1, record.epoch)) > record.limit
 
 
 def _dropout_generator(state: TrainingState, settings: TrainSettings, group: ProcessGroup) -> torch.Generator:
@@ -140,40 +153,34 @@ def _epoch(
     epochs: int,
     progress: TrainingCallback | None,
     group: ProcessGroup,
-) -> None:
-    """Train on every window once."""
+) -> KeyboardInterrupt | None:
+    """Train on the windows of an epoch, or on as many as the time allows. Return the Ctrl-C that ended the first epoch
+    early, if any: the model is validated and saved then, so that there is one."""
     record, began = state.record, time.perf_counter()
     total, weights, targets, done = 0.0, 0.0, 0, 0
-    events = windows.epoch_events(settings.epoch_events)
-    limit = settings.seconds if group.size == 1 else None  # clocks of several processes differ
-    model = state.model.train()
-    assert isinstance(model, SequenceModel)
-    device = next(model.parameters()).device
-    for batch in windows.batches(settings.tokens, state.rng, events=settings.epoch_events):
-        passed = (record.epoch + done / events) / settings.epochs
-        if limit:
-            passed = max(passed, (record.elapsed + time.perf_counter() - began) / limit)
-            if passed >= 1 and targets:
+    events, stopped = windows.epoch_events(settings.epoch_events), None
+    state.model.train()
+    try:
+        for batch in windows.batches(settings.tokens, state.rng, events=settings.epoch_events):
+            clock = 0.0 if record.limit is None else group.on_first(partial(_share_of_time, record, began))
+            if clock >= 1 and targets:
                 break
-        done += len(batch.items) - len(batch.lengths)
-        examples = objective.examples(batch, state.rng)
-        if not len(examples.targets):
-            continue
-        shard = BatchShard.of(examples, group)
-        hidden = model.encode(tensors(shard.own.inputs, device))
-        loss = objective.loss(model, hidden, examples, state.generator, shard)
-        state.adamw.zero_grad(set_to_none=True)
-        torch.autograd.backward(loss * objective.scale(examples))
-        value = sum_gradients(list(model.parameters()), loss, group)
-        if not math.isfinite(value):
-            raise _diverged(f"The loss became {value}", record)
-        set_learning_rate(state.adamw, settings, step=record.step, passed=passed)
-        state.step(settings)
-        weight = objective.weight(examples)
-        total, weights, targets = total + value * weight, weights + weight, targets + len(examples.targets)
-        if progress:
-            seconds = time.perf_counter() - began
-            progress(_progress(record, epochs, done, events, seconds, total / weights))
+            passed = (record.epoch + done / events) / settings.epochs
+            # A training that time does not cut does not depend on the clock.
+            set_learning_rate(state.adamw, settings, step=record.step, passed=max(passed, clock - LATE))
+            done += len(batch.items) - len(batch.lengths)
+            examples = objective.examples(batch, state.rng)
+            if not len(examples.targets):
+                continue
+            value, weight = _step(state, objective, examples, settings, group), objective.weight(examples)
+            total, weights, targets = total + value * weight, weights + weight, targets + len(examples.targets)
+            if progress:
+                seconds = time.perf_counter() - began
+                progress(_progress(record, epochs, done, events, seconds, total / weights))
+    except KeyboardInterrupt as interrupt:
+        if record.epoch or not targets or group.size > 1:
+            raise
+        stopped, record.interrupted = interrupt, True
     if not targets:
         raise TrainingError(
             f"No event before the split can be a target: objective.task = {kind_of(objective.settings.task)!r} needs "
@@ -181,11 +188,35 @@ def _epoch(
             "objective.task.days if it has that key. A log without times needs objective.task = 'next-item'."
         )
     state.settle()
-    if not all(bool(weight.isfinite().all()) for weight in model.parameters()):
+    if not all(bool(weight.isfinite().all()) for weight in state.model.parameters()):
         raise _diverged("The weights became infinite", record)
     record.epoch += 1
     record.seconds.append(time.perf_counter() - began)
     record.history.append({"epoch": record.epoch, "loss": total / weights, "positions": targets})
+    return stopped
+
+
+def _step(
+    state: TrainingState, objective: Objective, examples: Examples, settings: TrainSettings, group: ProcessGroup
+) -> float:
+    """Update the weights by the examples of a batch; return the loss."""
+    model, shard = state.model, BatchShard.of(examples, group)
+    assert isinstance(model, SequenceModel)
+    hidden = model.encode(tensors(shard.own.inputs, next(model.parameters()).device))
+    loss = objective.loss(model, hidden, examples, state.generator, shard)
+    state.adamw.zero_grad(set_to_none=True)
+    torch.autograd.backward(loss * objective.scale(examples))
+    value = sum_gradients(list(model.parameters()), loss, group)
+    if not math.isfinite(value):
+        raise _diverged(f"The loss became {value}", state.record)
+    state.step(settings)
+    return value
+
+
+def _share_of_time(record: TrainingRecord, began: float) -> float:
+    """The share of the limit that has passed, in an epoch that began at this time of `perf_counter`."""
+    assert record.limit is not None
+    return (record.elapsed + time.perf_counter() - began) / record.limit
 
 
 def _diverged(what: str, record: TrainingRecord) -> TrainingError:

@@ -9,14 +9,12 @@ from msgspec import Meta
 
 from segue.kinds import Count, CountOrZero, NonNegative, PositiveNumber, Rate, Share
 
-TRAINED = 0.85  # share of `minutes` for training; measuring and writing take the rest
-
 
 class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The section `train` of the settings."""
 
     epochs: Count = 100
-    """Passes over the data at the most."""
+    """Epochs at the most. An epoch is a pass over the data unless `epoch_events` is set."""
     patience: Count = 8
     """Epochs without a better validation NDCG@10 (or recall@10, see `evaluate.days`) after which training stops; the
     best epoch is kept."""
@@ -25,8 +23,8 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     its windows, so that a long log is validated often enough; with more, it is several passes."""
     minutes: NonNegative = 0.0
     """If above 0, the minutes for training and for the report after it: training ends in time, even if epochs remain,
-    and the step size falls to 0 by then if `decay` is set. Results then depend on the speed of the machine. The recipe
-    `default` tries several encoders if it is given more than twice the time that one needs."""
+    and the step size falls to 0 by then if `decay` is set. Only a training that they cut depends on the speed of the
+    machine. The recipe `default` tries several encoders if it is given more than twice the time that one needs."""
     tokens: Annotated[int, Meta(ge=2)] = 4000
     """Events of a batch, which several processes share. Smaller batches learn faster an epoch and run slower."""
     stride: Share = 0.0
@@ -37,8 +35,9 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     warmup: CountOrZero = 100
     """Steps over which the step size rises from 0."""
     decay: Share = 0.0
-    """The share of `epochs`, at their end, over which the step size falls to 0: with 1 it falls from the
-    first epoch on, with 0 never. Decay makes a short training better; adding epochs later then gives other results."""
+    """The share of the training, at its end, over which the step size falls to 0: with 1 it falls from the first epoch
+    on, with 0 never. The training is `epochs`, or `minutes` if they end sooner. Decay makes a short training better;
+    adding epochs later then gives other results."""
     weight_decay: NonNegative = 0.0
     """AdamW's pull of weights towards zero; with sparse (row-wise) updates, only of the rows that a step used."""
     averaging: Rate = 0.999
@@ -53,5 +52,5 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     @property
     def seconds(self) -> float | None:
-        """The seconds that training and validation may take; None is no limit."""
-        return 60 * TRAINED * self.minutes or None
+        """The seconds of `minutes`; None is no limit."""
+        return 60 * self.minutes or None

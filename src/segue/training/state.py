@@ -38,6 +38,10 @@ class TrainingRecord(msgspec.Struct, kw_only=True):
     """Training time of each epoch, without validation. It is not in the history, which must be repeatable."""
     elapsed: float = 0.0
     """Seconds of training and validation so far."""
+    limit: float | None = None
+    """The seconds that they may take, of those in `train.minutes`; None is no limit."""
+    interrupted: bool = False
+    """Whether Ctrl-C ended the first epoch early. A run can be written of it; resumed training begins anew."""
     numpy_state: str = ""
 
 

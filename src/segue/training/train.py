@@ -114,10 +114,11 @@ def train_for(
     n_items: int,
     *,
     epochs: int,
-    state_file: Path,
+    state_file: Path | None,
     warm_start: Path | None = None,
 ) -> tuple[SequenceModel, np.ndarray]:
-    """Train for a number of epochs, without validation, on each user's events before `ends` [U].
+    """Train for a number of epochs, without validation, on each user's events before `ends` [U]. Without a `state_file`
+    nothing is saved.
 
     Return the model and the number of those events by item [V + 1].
     """
@@ -132,7 +133,7 @@ def _fit(
     ends: np.ndarray,
     counts: np.ndarray,
     epochs: int,
-    state_file: Path,
+    state_file: Path | None,
     warm_start: Path | None,
     validate: Validate | None,
 ) -> tuple[SequenceModel, TrainingState]:
@@ -168,13 +169,15 @@ def _fit(
 
 def reason_finished(record: TrainingRecord, settings: TrainSettings) -> str | None:
     """Why this training has nothing left to do, or None."""
+    if record.interrupted:
+        return None
     if exhausted(record, settings.patience):
         return (
             f"it stopped after epoch {record.epoch}, as validation had not improved for {settings.patience} epochs: "
             "raise train.patience to continue"
         )
-    if out_of_time(record, settings):
-        return f"its {settings.minutes:g} minutes are over: raise train.minutes to continue"
+    if out_of_time(record):
+        return "its time is over: raise train.minutes to continue"
     if record.epoch >= settings.epochs:
         return f"all {settings.epochs} epochs are done: raise train.epochs to continue"
     return None
