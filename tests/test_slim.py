@@ -187,7 +187,7 @@ def documented_sum(entry: Mapping[str, Any], history: Sequence[int], item: int) 
     )
     if item in recent:
         values["repeated"] = math.log(1 + recent.count(item))
-        values["gap"] = -math.log(1 + recent.index(item))
+        values["gap"] = math.log(51 / (1 + recent.index(item)))
         values["newest"] = float(history[-1] == item)
     return math.fsum(entry["weights"][name] * value for name, value in values.items())
 

@@ -78,10 +78,10 @@ def test_contributions_by_hand() -> None:
 
 def test_repeats_are_one_reason() -> None:
     explanation = counted().explain(["d", "a", "d", "f"], "d", keep_seen=True)
-    assert found(explanation) == [("2 times in this history, last 2 events ago", log(3) - 0.25 * log(2))]
+    assert found(explanation) == [("2 times in this history, last 2 events ago", log(3) + 0.25 * log(51 / 2))]
     assert [(one.item, one.kind, one.distance, one.count) for one in explanation.counts] == [("d", "repeated", 2, 2)]
     newest = counted().explain(["d"], "d")
-    assert found(newest) == [("once in this history, as the newest event", log(2) - 3)]
+    assert found(newest) == [("once in this history, as the newest event", log(2) + 0.25 * log(51) - 3)]
 
 
 def test_an_item_met_twice_is_one_reason() -> None:
@@ -109,7 +109,9 @@ def test_without_a_known_item_there_are_no_reasons() -> None:
 def test_entries_that_only_counts_read_contribute() -> None:
     """The model reads three. d is five events old; without f it is four events old."""
     contributions = values(counted().explain(["d", "f", "a", "b", "c"], "d", keep_seen=True))
-    assert contributions[:2] == pytest.approx([log(2) - 0.25 * log(5), -0.25 * (log(5) - log(4))], abs=1e-5)
+    assert contributions[:2] == pytest.approx(
+        [log(2) + 0.25 * log(51 / 5), 0.25 * (log(51 / 5) - log(51 / 4))], abs=1e-5
+    )
     assert values(voting().explain(["d", "f", "a", "b", "c"], "d", keep_seen=True))[:2] == [None, None]
 
 
@@ -118,7 +120,7 @@ def test_entries_beyond_the_newest_fifty_do_not_contribute() -> None:
     history = ["d", *["f"] * HORIZON]
     explanation = counted().explain(history, "d", keep_seen=True)
     assert (explanation.counts, values(explanation)[0]) == ([], None)
-    expected = -(log(2) - 0.25 * log(HORIZON))
+    expected = -(log(2) + 0.25 * log(51 / HORIZON))
     assert values(explanation)[1:-3] == pytest.approx([expected] * (HORIZON - 3), abs=1e-5)
 
 

@@ -52,7 +52,9 @@ class LogShape:
     items: int
     """Items with training events."""
     events: int
-    """Training events that follow another of their user: one is a target of training."""
+    """Training events."""
+    targets: int
+    """Training events that follow another of their user."""
     lengths: np.ndarray
     """Training events of each user [U]."""
 
@@ -62,7 +64,8 @@ class LogShape:
         return LogShape(
             users=int((lengths > 0).sum()),
             items=int((log.training_counts > 0).sum()),
-            events=int(np.maximum(0, lengths - 1).sum()),
+            events=int(lengths.sum()),
+            targets=int(np.maximum(0, lengths - 1).sum()),
             lengths=lengths[lengths > 0],
         )
 
@@ -101,7 +104,8 @@ def settings_for(recipe: str | Path | None, overrides: Sequence[str], data: Data
     if recipe not in (None, DEFAULT_RECIPE):
         return LogSettings(make_settings(read_recipe(recipe), overrides))
     log = LogShape.of(SplitLog.of(data))
-    derived = tuple(each for each in derive(log) if not is_given(each.key, overrides))
+    known = [each for each in derive(log) if each.key != "train.items" or not is_given("model.items", overrides)]
+    derived = tuple(each for each in known if not is_given(each.key, overrides))
     return LogSettings(_with_encoder(log.encoder, derived, overrides), derived)
 
 
@@ -137,16 +141,18 @@ def derive(log: LogShape) -> list[Derived]:
     """The settings for a log, the reason of each in a few words."""
     covering = float(np.percentile(log.lengths, COVERED)) if len(log.lengths) else 1.0
     length = next((length for length in LENGTHS if covering < length), LENGTHS[-1])
-    batch = int(min(MOST_BATCH, max(LEAST_BATCH, log.events / STEPS_OF_EPOCH)))
-    epoch = min(LONG_EPOCH, max(SHORT_EPOCH, log.events))
-    epochs = max(1, round(PASSES * max(log.events, SHORT_EPOCH) / epoch))
+    batch = int(min(MOST_BATCH, max(LEAST_BATCH, log.targets / STEPS_OF_EPOCH)))
+    epoch = min(LONG_EPOCH, max(SHORT_EPOCH, log.targets))
+    epochs = max(1, round(PASSES * max(log.targets, SHORT_EPOCH) / epoch))
     often = f"{log.per_item:,.0f} training events an item: {'dense' if log.dense else 'sparse'}"
+    passes = epochs * epoch / max(1, log.targets)
     return [
         Derived("model", log.encoder, often),
         Derived("model.length", length, f"{COVERED} % of the users have at most {covering:,.0f} training events"),
         Derived("model.dropout", 0.3 if log.dense else 0.5, often),
-        Derived("train.tokens", batch, f"about {STEPS_OF_EPOCH} steps in {log.events:,} events"),
-        Derived("train.epoch_events", 0 if epoch == log.events else epoch, f"{log.events:,} training events"),
-        Derived("train.epochs", epochs, "passes over the log"),
-        Derived("train.minutes", log.minutes, f"at most, for {log.events:,} events"),
+        Derived("train.items", "companions", "vectors begin with which items share histories"),
+        Derived("train.tokens", batch, f"about {max(1, epoch // batch):,} steps an epoch"),
+        Derived("train.epoch_events", 0 if epoch == log.targets else epoch, f"the log has {log.targets:,} targets"),
+        Derived("train.epochs", epochs, f"{passes:,.0f} passes over the log, at most"),
+        Derived("train.minutes", log.minutes, f"at most, with the report, for {log.events:,} training events"),
     ]

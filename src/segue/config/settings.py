@@ -17,6 +17,7 @@ from segue.models.encoders import ModelSettings
 from segue.models.encoders.esasrec import ESASRecSettings
 from segue.models.encoders.narm import NARMSettings, ReinforceChoiceSettings
 from segue.models.items.coded import CodeSettings
+from segue.models.items.tables import IdSettings
 from segue.models.similarity.dot import CosineSettings
 from segue.models.similarity.mol import MoLSettings
 from segue.objective.losses.catalogue import LambdaRankSettings, SCESettings, SoftmaxSettings
@@ -57,6 +58,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     def __post_init__(self) -> None:
         self._check_task()
+        if self.train.items != "random" and not isinstance(self.model.items, IdSettings):
+            raise SettingsError(
+                f"train.items = {self.train.items!r} needs a vector for each id, which model.items = "
+                f"{kind_of(self.model.items)!r} does not have: choose train.items = 'random', or model.items = 'ids'."
+            )
         model, loss = self.model, self.objective.loss
         mixture = isinstance(model.similarity, MoLSettings)
         if mixture and isinstance(loss, SoftmaxSettings | SCESettings):

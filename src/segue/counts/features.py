@@ -4,8 +4,8 @@
   at that distance from its end);
 - `together`: the sum over the newest items of .8 ** age · cosine, where the cosine of two items is the number of users
   who have both close together, over the root of the product of their users;
-- `repeated`: log(1 + how often the candidate is in the history); `gap`: minus the log of the events since it was last
-  there; `newest`: 1 if it is the newest item. These three are empty if seen items are excluded.
+- `repeated`: log(1 + how often the candidate is in the history); `gap`: log(51 / the events since it was last
+  there); `newest`: 1 if it is the newest item. These three are empty if seen items are excluded.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _repeats(histories: Batch, ends: np.ndarray, features: frozenset[int]) -> li
     first = np.flatnonzero(new)
     times = np.diff(np.append(first, len(owners)))
     rows, items, gaps = owners[first], items[first], gaps[first]
-    values = {REPEATED: np.log1p(times), GAP: -np.log(gaps), LAST: (gaps == 1).astype(np.float32)}
+    values = {REPEATED: np.log1p(times), GAP: np.log((HORIZON + 1) / gaps), LAST: (gaps == 1).astype(np.float32)}
     return [
         Terms(feature, rows, items, value.astype(np.float32))
         for feature, value in values.items()

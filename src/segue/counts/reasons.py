@@ -54,5 +54,6 @@ def _repeated(counts: Counts, newest: np.ndarray, candidate: int) -> Iterator[Re
     gaps = np.flatnonzero(newest[:HORIZON] == candidate) + 1
     if len(gaps):
         gap, weights = int(gaps[0]), counts.weights
-        score = weights[REPEATED] * np.log1p(len(gaps)) - weights[GAP] * np.log(gap) + weights[LAST] * (gap == 1)
+        score = weights[REPEATED] * np.log1p(len(gaps)) + weights[LAST] * (gap == 1)
+        score += weights[GAP] * np.log((HORIZON + 1) / gap)
         yield Reason(REPEATED, candidate, gap, len(gaps), float(score))

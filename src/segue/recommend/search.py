@@ -11,10 +11,13 @@ from torch.nn import functional
 
 from segue.counts.counts import Added, Counts
 from segue.data.batch import Batch, take
-from segue.index.exact import GROUP
+from segue.index.codes import CodeIndex
+from segue.index.exact import GROUP, ExactIndex
 from segue.index.search import ItemIndex, Ragged
 from segue.models.sequence import SequenceModel
 from segue.recommend.rules import Rules, excluded_items
+
+SPARE = 20  # items beyond the best k that are searched for: the more, the fewer raised items are scored apart
 
 
 def search_items(
@@ -65,27 +68,73 @@ def _search_counted(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The best items by the model's score plus what is added to it, as a sort of all items gives them.
 
-    The items that the counts reach are scored apart; of all others, the model's best k are enough.
+    The model's best items are searched so far that k of them are not pushed down. No other item can pass those, unless
+    it is raised. All items with additions are scored in one way: a product in another order would break ties.
     """
-    inside = slice(None) if only is None else np.isin(added.items, only)
-    rows, numbers, values = added.rows[inside], added.items[inside], added.values[inside]
-    reached = Ragged.of_lengths(np.bincount(rows, minlength=len(queries)), numbers)
-    parts = [index.search(queries, k, exclude=reached if exclude is None else reached.joined(exclude), only=only)]
-    if len(numbers):
-        most = int(np.diff(reached.offsets).max())
-        items, scores = index.search(queries, most, exclude=exclude, only=reached)
-        parts.append((items, scores + _values_of(items.numpy(), rows, numbers, values, index.n_items + 1)))
-    items, scores = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
-    order = np.lexsort((items.numpy(), -scores.numpy()), axis=1)[:, : min(k, index.n_items)]  # of equals, lower first
-    return np.take_along_axis(items.numpy(), order, axis=1), np.take_along_axis(scores.numpy(), order, axis=1)
+    pushed = np.bincount(added.rows[added.values < 0], minlength=len(queries))
+    best = index.search(queries, k + SPARE + int(pushed.max()), exclude=exclude, only=only)
+    items, scores = (part.numpy() for part in best)
+    if not items.shape[1]:
+        return items, scores
+    row = np.arange(len(queries))[:, None]
+    at, same = added.find(row, items)
+    apart = _can_pass(index, scores, np.where(same, scores + added.values[at], scores), k, added)
+    apart[at[same]] = True
+    candidates = _allowed(added.take(apart), exclude, only)
+    scores = np.where(same, np.float32(-np.inf), scores)
+    if len(candidates.rows):
+        theirs = _by_row(candidates, _scores(index, queries, candidates) + candidates.values, len(queries))
+        items, scores = (np.concatenate(both, axis=1) for both in zip((items, scores), theirs, strict=True))
+    order = np.lexsort((items, -scores), axis=1)[:, : min(k, index.n_items)]  # of equals, lower first
+    items, scores = items[row, order], scores[row, order]
+    return np.where(scores > -np.inf, items, 0), scores
 
 
-def _values_of(items: np.ndarray, rows: np.ndarray, numbers: np.ndarray, values: np.ndarray, columns: int) -> Tensor:
-    """The value of each item of a row [B, k], given those of all pairs, which are ascending; item 0 has none."""
-    keys = rows * columns + numbers
-    wanted = items + np.arange(len(items))[:, None] * columns
-    index = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    return torch.from_numpy(np.where(keys[index] == wanted, values[index], np.float32(0)))
+def _can_pass(index: ItemIndex, scores: np.ndarray, sums: np.ndarray, k: int, added: Added) -> np.ndarray:
+    """Which additions [N] may lift an item that was not found into the best k, given the scores [B, n] of the items
+    that were, best first, and their sums. An approximate index may have missed items of any score."""
+    lowest = scores[added.rows, -1]
+    more: np.ndarray = lowest > -np.inf  # otherwise all items were found
+    if not isinstance(index, ExactIndex | CodeIndex) or sums.shape[1] < k:
+        return more
+    least = np.partition(sums, -k, axis=1)[:, -k]
+    return np.asarray(more & (lowest + added.values >= least[added.rows]))
+
+
+def _allowed(added: Added, exclude: Ragged | None, only: np.ndarray | None) -> Added:
+    """The additions to items that the rules allow."""
+    if only is not None:
+        added = added.take(np.isin(added.items, only))
+    if exclude is None or not len(added.rows):
+        return added
+    at, same = added.find(exclude.owners, exclude.numbers)
+    allowed = np.ones(len(added.rows), dtype=bool)
+    allowed[at[same]] = False
+    return added.take(allowed)
+
+
+def _scores(index: ItemIndex, queries: Tensor, added: Added) -> np.ndarray:
+    """The model's score of each of these items [N]; -inf if the index does not have it."""
+    exact = getattr(index, "exact", index)  # an approximate index has all vectors, too; its class needs faiss
+    if isinstance(exact, ExactIndex):
+        rows = np.minimum(np.searchsorted(exact.numbers, added.items), len(exact.numbers) - 1)
+        scores = np.einsum("nd,nd->n", exact.vectors.numpy()[rows], queries.float().numpy(force=True)[added.rows])
+        return np.where(exact.numbers[rows] == added.items, scores, np.float32(-np.inf))
+    lengths = np.bincount(added.rows, minlength=len(queries))
+    found, values = index.search(queries, int(lengths.max()), only=Ragged.of_lengths(lengths, added.items))
+    at, same = added.find(np.arange(len(queries))[:, None], found.numpy())
+    scores = np.full(len(added.rows), -np.inf, dtype=np.float32)
+    scores[at[same]] = values.numpy()[same]
+    return scores
+
+
+def _by_row(candidates: Added, scores: np.ndarray, n_rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Items and scores [N] as arrays [n_rows, most of a row], padded with item 0 and score -inf."""
+    column = np.arange(len(scores)) - np.searchsorted(candidates.rows, candidates.rows)
+    items = np.zeros((n_rows, int(column.max()) + 1), dtype=np.int64)
+    padded = np.full(items.shape, -np.inf, dtype=np.float32)
+    items[candidates.rows, column], padded[candidates.rows, column] = candidates.items, scores
+    return items, padded
 
 
 def unit_vectors(model: SequenceModel, numbers: np.ndarray | None = None) -> Tensor:

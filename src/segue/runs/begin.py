@@ -10,7 +10,7 @@ import msgspec
 
 from segue import folders
 from segue.config.changes import refuse_another_model
-from segue.config.derived import LogSettings, candidates, is_given, settings_for
+from segue.config.derived import LogSettings, LogShape, candidates, is_given, settings_for
 from segue.config.recipes import DEFAULT_RECIPE, read_recipe
 from segue.config.settings import Settings, make_settings
 from segue.data.dataset import Data
@@ -33,6 +33,7 @@ from segue.runs.request import TrainingRequest
 from segue.training.item_codes import CODES
 from segue.training.train import STATE
 from segue.training.warm_start import TRAINED_ITEMS, WARM_START, write_warm_start
+from segue.training.windows import training_windows
 
 
 def begin(request: TrainingRequest, run: Path, data: Data, launchers: frozenset[str]) -> PartialRun:
@@ -42,12 +43,15 @@ def begin(request: TrainingRequest, run: Path, data: Data, launchers: frozenset[
     if origin is None:
         chosen = settings_for(request.recipe, overrides, data)
     else:
-        chosen = LogSettings(make_settings(_origin_tables(origin, request), overrides))
+        chosen = LogSettings(make_settings(_origin_tables(origin, request, data), overrides))
     settings = chosen.settings
     refuse_other_builder(settings.model, request.encoder, whose="The recipe" if origin is None else str(origin.folder))
     PositiveEvents(settings.objective.positive, data.kinds).refuse_without_values(data.sequences.values)
     _refuse_missing_times(settings, data)
     refuse_unmeasurable(settings, data)
+    training_windows(
+        data.sequences, data.split.train_end, length=settings.model.length
+    )  # refuses a log without targets
     folder = folders.partial_of(run)
     if run.exists():
         raise FolderError(
@@ -99,10 +103,14 @@ def _folder(run: Recommender) -> Path:
     return run.folder
 
 
-def _origin_tables(origin: Recommender, request: TrainingRequest) -> dict[str, Any]:
-    """The settings of the run that training continues from; sections of a recipe replace its own."""
+def _origin_tables(origin: Recommender, request: TrainingRequest, data: Data) -> dict[str, Any]:
+    """The settings of the run that training continues from; sections of a recipe replace its own. A limit of time that
+    was derived from the log of that run is derived from the new one."""
     refuse_added(origin.manifest, origin.folder, "continued", "continue")
-    return {**settings_tables(origin), **(read_recipe(request.recipe) if request.recipe else {})}
+    tables = {**settings_tables(origin), **(read_recipe(request.recipe) if request.recipe else {})}
+    if any(each["key"] == "train.minutes" for each in origin.manifest.get("derived", ())) and not request.recipe:
+        tables["train"]["minutes"] = LogShape.of(SplitLog.of(data)).minutes
+    return tables
 
 
 def _write_initial_weights(origin: Recommender, data: Data, partial: PartialRun) -> None:

@@ -16,6 +16,7 @@ from segue.evaluation.window.evaluate import TargetWindow, WindowEvaluation, eva
 from segue.models.sequence import SequenceModel
 from segue.objective.tasks.positive import PositiveEvents
 from segue.process_group import SINGLE_PROCESS, ProcessGroup
+from segue.training.train import validation_cases
 
 
 def measure(
@@ -79,6 +80,8 @@ def refuse_unmeasurable(settings: Settings, data: Data) -> None:
     """Refuse, before training, settings and data that evaluation would refuse after it."""
     if settings.evaluate.days:
         _refuse_windowless(data)
+    else:
+        validation_cases(data.split, settings.evaluate)
     data.vocabulary.categories(settings.evaluate.interest)  # refuses a column that the catalogue does not have
 
 

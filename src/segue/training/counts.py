@@ -2,8 +2,8 @@
 
 A case is reduced to the candidates that can be among its best: the model's own best ones and those that counts reach.
 The weights are those of a conditional logit: the likelihood of the targets among their candidates, where the model's
-scores have a scale that is fitted too. It has one maximum. A search for the best ndcg@10 itself, one weight at a time,
-scored higher on validation and lower on test.
+scores have a factor that is fitted too. It is convex, so it has one maximum. A search for the best ndcg@10 itself, one
+weight at a time, scored higher on validation and lower on test.
 
 Whether the counts are kept is decided by cross-fitting: the users are halved, and each half is scored with weights that
 were fitted on the other. The counts are kept if ndcg rises there by more than its standard error.
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from segue.counts.features import FEATURES, GAP, LAST, REPEATED, ItemCounts
 from segue.data.batch import Batch
@@ -29,6 +30,7 @@ DEPTHS = (10, 20, 50)
 PENALTY = 3.0  # on the squares of the weights, in standard deviations of their features, divided by the cases
 HALVES = 2
 MOST_STEPS = 100
+LEAST_FACTOR = 0.01  # of the model's scores in standard deviations: a model that knows nothing is not divided by 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +40,7 @@ class FittedWeights:
     weights: tuple[float, ...] | None
     """None if the counts did not help the users whom their weights were not fitted on."""
     without: float
-    """ndcg@10 of the model alone."""
+    """ndcg@10 of the model alone, on cases that it answers."""
     with_counts: float
     """ndcg@10 on the same cases, each with weights that were fitted on other users."""
 
@@ -50,8 +52,10 @@ def fit_counts(
     repeats = frozenset((REPEATED, GAP, LAST))
     features = frozenset(range(len(FEATURES))) - (repeats if evaluator.seen == "excluded" else frozenset())
     some = cases.spread(most)
-    candidates = _candidates(scorer, evaluator, some, pairs, features)
-    alone, crossed = _crossed(candidates, some.users)
+    answered, candidates = _candidates(scorer, evaluator, some, pairs, features)
+    alone, crossed = (ranks[answered] for ranks in _crossed(candidates, some.users))
+    if not answered.any():
+        return FittedWeights(None, 0.0, 0.0)
     gains, weights = _value(crossed) - _value(alone), None
     if gains.mean() > gains.std() / np.sqrt(len(gains)):
         weights = tuple(fit_weights(PackedCases.of(candidates)).tolist())
@@ -88,15 +92,16 @@ class _Candidates:
 
 def _candidates(
     scorer: Scorer, evaluator: Evaluator, cases: Cases, pairs: ItemCounts, features: frozenset[int]
-) -> list[_Candidates | None]:
-    """The candidates of each case [C]; None if the target is not among them, or if the history has nothing that the
-    model reads, so that the answer is popularity's."""
-    targets = evaluator.sequences.items[cases.targets]
+) -> tuple[np.ndarray, list[_Candidates | None]]:
+    """Whether the model answers each case [C], which it does if it reads anything of the history, and the candidates of
+    the case; None if the target is not among them or the model does not answer."""
+    targets, answered = evaluator.sequences.items[cases.targets], np.zeros(len(cases), dtype=bool)
     result: list[_Candidates | None] = [None] * len(cases)
     for chosen, batch in evaluator.batches(cases):
         seen = Exclusions.of_histories(batch) if evaluator.seen == "excluded" else None
         scores = evaluator.scores(scorer, batch, seen).cpu().numpy()
         histories, some = evaluator.readable_part(batch)
+        answered[chosen] = some
         rows, items, values = _reached(histories, pairs, features)
         rows = np.flatnonzero(some)[rows]
         bounds = np.searchsorted(rows, np.arange(len(chosen) + 1))
@@ -104,7 +109,7 @@ def _candidates(
             own = slice(bounds[row], bounds[row + 1])
             if some[row]:
                 result[case] = _of_case(scores[row], int(targets[case]), items[own], values[own])
-    return result
+    return answered, result
 
 
 def _of_case(scores: np.ndarray, target: int, items: np.ndarray, values: np.ndarray) -> _Candidates | None:
@@ -182,24 +187,28 @@ def fit_weights(cases: PackedCases) -> np.ndarray:
     some = np.flatnonzero(deviations)
     if not len(some):
         return weights
-    features = torch.from_numpy(cases.features[some] / deviations[some, None]).float()  # [f, N]
-    scores, owners = torch.from_numpy(cases.scores), torch.from_numpy(cases.owners)
+    spread = float(cases.scores.std(dtype=np.float64)) or 1.0
+    columns = np.concatenate((cases.scores[None] / spread, cases.features[some] / deviations[some, None]))
+    inputs, owners = torch.from_numpy(columns).float(), torch.from_numpy(cases.owners)  # [1 + f, N], [N]
     targets, empty = torch.from_numpy(cases.targets), torch.full((len(cases.begins),), -torch.inf)
-    scale, slopes = torch.zeros(1, requires_grad=True), torch.zeros(len(some), requires_grad=True)
-    penalty = PENALTY / len(cases.begins)
-    steps = torch.optim.LBFGS([scale, slopes], max_iter=MOST_STEPS, line_search_fn="strong_wolfe")
+    factors = torch.zeros(len(columns))
+    factors[0] = spread  # begin with the model alone
+    steps, penalty = _lbfgs(factors.requires_grad_()), PENALTY / len(cases.begins)
 
     def loss() -> float:
         steps.zero_grad()
-        total = scale.exp() * scores + slopes @ features
+        total = factors @ inputs
         highest = empty.scatter_reduce(0, owners, total.detach(), "amax")
         sums = torch.zeros_like(empty).index_add(0, owners, (total - highest[owners]).exp())
-        value = (sums.log() + highest - total[targets]).mean() + penalty * (
-            slopes.square().sum() + scale.square().sum()
-        )
+        value = (sums.log() + highest - total[targets]).mean() + penalty * factors.square().sum()
         torch.autograd.backward(value)
         return float(value.detach())
 
     steps.step(loss)  # type: ignore[no-untyped-call]
-    weights[some] = (slopes / scale.exp()).detach().numpy() / deviations[some]
+    fitted = factors.detach().double().numpy()
+    weights[some] = fitted[1:] / deviations[some] / (max(fitted[0], LEAST_FACTOR) / spread)
     return weights
+
+
+def _lbfgs(parameters: Tensor) -> torch.optim.LBFGS:
+    return torch.optim.LBFGS([parameters], max_iter=MOST_STEPS, line_search_fn="strong_wolfe")

@@ -25,6 +25,9 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """If above 0, the minutes for training and for the report after it: training ends in time, even if epochs remain,
     and the step size falls to 0 by then if `decay` is set. Only a training that they cut depends on the speed of the
     machine. The recipe `default` tries several encoders if it is given more than twice the time that one needs."""
+    items: Literal["random", "companions"] = "random"
+    """Item vectors before training: random, or `companions`, which are near each other if they are in the same
+    histories. Training then begins with what counts know, and needs fewer epochs. Only for a vector for each id."""
     tokens: Annotated[int, Meta(ge=2)] = 4000
     """Events of a batch, which several processes share. Smaller batches learn faster an epoch and run slower."""
     stride: Share = 0.0

@@ -65,7 +65,7 @@ def _training(setup: TrainingSetup, log: SplitLog) -> tuple[float, SequenceModel
             steps.append((time.perf_counter(), step.done, step.total))
 
     began = time.perf_counter()
-    short = msgspec.structs.replace(setup.train, epochs=1, minutes=SECONDS / 60)
+    short = msgspec.structs.replace(setup.train, epochs=1, minutes=SECONDS / 60, items="random")
     trial, ends = replace(setup, train=short, progress=watch), np.asarray(log.split.train_end)
     model, _ = train_for(trial, log.sequences, ends, log.n_items, epochs=1, state_file=None)
     # The first step is slower than the others: it is left out if there are any.

@@ -6,12 +6,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from segue.data.sequences import Sequences
+from segue.data.split import Cases, Split
 from segue.errors import SettingsError, TrainingError
 from segue.evaluation import metrics
 from segue.evaluation.evaluator import Evaluator, ModelScorer
@@ -28,6 +30,7 @@ from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
 from segue.objective.tasks.positive import PositiveEvents
 from segue.process_group import SINGLE_PROCESS, ProcessGroup
+from segue.training.initial_items import begin_with_companions
 from segue.training.loop import SCORE, TrainingCallback, Validate, exhausted, fit, out_of_time
 from segue.training.settings import TrainSettings
 from segue.training.sparse_rows import LEAST_ROWS
@@ -91,13 +94,7 @@ def validation(setup: TrainingSetup, log: SplitLog, seen: SeenRule, *, most: int
             return {name: float(values.mean()) for name, values in user_values(window, result, (10,)).items()}
 
         return by_window
-    cases = log.split.cases("valid", settings.target)
-    if not len(cases):
-        raise TrainingError(
-            "No event is left for validation, which chooses the epoch; users need at least three events under "
-            "--split last."
-        )
-
+    cases = validation_cases(log.split, settings)
     cases = cases if most is None else cases.spread(most)
 
     def by_next_event(model: SequenceModel) -> dict[str, float]:
@@ -105,6 +102,17 @@ def validation(setup: TrainingSetup, log: SplitLog, seen: SeenRule, *, most: int
         return {SCORE: float(metrics.ndcg(ranks, 10).mean()), "hit@10": float(metrics.hit(ranks, 10).mean())}
 
     return by_next_event
+
+
+def validation_cases(split: Split, settings: EvaluateSettings) -> Cases:
+    """The next events that validation measures; refused if there are none."""
+    cases = split.cases("valid", settings.target)
+    if not len(cases):
+        raise TrainingError(
+            "No event is left for validation, which chooses the epoch; users need at least three events under "
+            "--split last."
+        )
+    return cases
 
 
 def train_for(
@@ -142,6 +150,10 @@ def _fit(
     model = build_model(setup.model, len(counts) - 1, generator=generator, facts=facts, encoder=setup.encoder)
     if warm_start is not None:
         fill_model(model, warm_start)
+    elif setup.train.items == "companions":
+        table, seed = model.items.learned[0], setup.train.seed
+        start = partial(begin_with_companions, table.data, sequences, ends, len(counts) - 1, seed=seed)
+        table.data = setup.group.on_first(start)
     model = model.to(device_of(setup.train, setup.group))
     # With content, categories or codes, items share weights: a negative would push away all items that share them.
     shared = setup.model.items.shared

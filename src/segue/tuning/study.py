@@ -130,7 +130,7 @@ def begin(folder: Path, data: Data, recipe: str | Path | None) -> Search:
                 f"{folder} holds a search already; add --resume to continue it, or name another folder with --out."
             )
     folders.refuse_existing(folder, overwrite=None)
-    settings = settings_for(recipe, (), data).settings
+    settings = _settings(recipe, data)
     if settings.evaluate.days:
         raise SettingsError("`segue tune` compares trials by ndcg@10 of the next event: leave evaluate.days out.")
     device_of(settings.train)  # a missing device is refused before anything is written
@@ -146,6 +146,11 @@ def begin(folder: Path, data: Data, recipe: str | Path | None) -> Search:
         folders.write_json(staging / folders.MANIFEST, manifest)
         (staging / RECIPE).write_text(settings_toml(settings), encoding="utf-8")
     return Search(folder=folder, recipe=manifest.recipe, settings=settings, space=manifest.space)
+
+
+def _settings(recipe: str | Path | None, data: Data) -> Settings:
+    """The settings of the first trial. No trial depends on the speed of the machine."""
+    return settings_for(recipe, ("train.minutes=0",), data).settings
 
 
 def resume_search(folder: Path, data: Data, recipe: str | Path | None) -> Search:
@@ -168,7 +173,7 @@ def resume_search(folder: Path, data: Data, recipe: str | Path | None) -> Search
             f"{data.folder} is not the data that {folder} was begun on; give that one, or tune into another folder."
         )
     settings = make_settings(tables)
-    if recipe is not None and settings_for(recipe, (), data).settings != settings:
+    if recipe is not None and _settings(recipe, data) != settings:
         raise SettingsError(
             f"--resume cannot change the recipe: {folder} began with {manifest.recipe}. "
             "Leave --recipe out, or tune into another folder."
