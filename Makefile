@@ -42,7 +42,7 @@ docs: $(VENV)/.dev  ## make pages of the API in build/api, from the docstrings
 
 # Peers are needed for an epoch only, and not to compare with another version of segue.
 PEERS_NEEDED = $(if $(AGAINST),,$(filter epoch,$(or $(SUBJECT),epoch)))
-bench: $(VENV)/.dev $(if $(PEERS_NEEDED),$(PEERS)/.ready)  ## measure (SUBJECT=epoch|prepare|spark|recommend|evaluate|serve|durability|replicas|catalogue|index|mixture|increment|plan|embed|window|cold|strangers|processes|codes|scale, DATA=folder with events.tsv.gz; AGAINST=COMMIT alternates with another version: epoch|serve|prepare)
+bench: $(VENV)/.dev $(if $(PEERS_NEEDED),$(PEERS)/.ready)  ## measure (SUBJECT=epoch|prepare|spark|recommend|evaluate|serve|durability|replicas|catalogue|index|mixture|increment|plan|embed|window|cold|strangers|processes|codes|counts|scale, DATA=folder with events.tsv.gz; AGAINST=COMMIT alternates with another version: epoch|serve|prepare)
 	@$(VENV)/bin/python -m $(if $(AGAINST),bench.against,bench) $(or $(SUBJECT),$(if $(AGAINST),epoch,$(SUBJECTS))) \
 	  $(if $(AGAINST),--against "$(AGAINST)") $(if $(DATA),--data "$(DATA)") $(ARGS)
 

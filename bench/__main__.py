@@ -15,13 +15,13 @@ from segue.errors import SegueError
 PACKAGES = {
     "data": ("prepare", "scale", "spark"),
     "training": ("epoch", "catalogue", "processes"),
-    "recommend": ("recommend", "evaluate", "index", "mixture", "increment", "embed", "codes"),
+    "recommend": ("recommend", "evaluate", "index", "mixture", "increment", "embed", "codes", "counts"),
     "serving": ("serve", "durability", "replicas"),
     "quality": ("plan", "window", "cold", "strangers"),
 }
 MODULES = {subject: f"bench.{package}.{subject}" for package, subjects in PACKAGES.items() for subject in subjects}
 NEED_DATA = ("epoch", "recommend", "evaluate", "serve", "replicas", "mixture", "cold", "spark", "processes")
-MAY_HAVE_DATA = ("window", "codes", "strangers")
+MAY_HAVE_DATA = ("window", "codes", "counts", "strangers")
 WHERE = (
     "give DATA=folder with an events.tsv.gz of the columns user, item, ts. The figures quoted are for MovieLens-1M, "
     "published at https://grouplens.org/datasets/movielens/1m/"

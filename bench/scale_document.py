@@ -24,6 +24,9 @@ SUBJECTS = (
     "codes-speed",
     "codes-quality",
     "embed",
+    "counts-build",
+    "counts-answers",
+    "counts-serve",
     "replicas",
 )
 

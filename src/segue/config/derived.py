@@ -104,9 +104,23 @@ def settings_for(recipe: str | Path | None, overrides: Sequence[str], data: Data
     if recipe not in (None, DEFAULT_RECIPE):
         return LogSettings(make_settings(read_recipe(recipe), overrides))
     log = LogShape.of(SplitLog.of(data))
-    known = [each for each in derive(log) if each.key != "train.items" or not is_given("model.items", overrides)]
-    derived = tuple(each for each in known if not is_given(each.key, overrides))
-    return LogSettings(_with_encoder(log.encoder, derived, overrides), derived)
+    # Item vectors of another kind begin with no companions, and an encoder from outside is not derived.
+    given = {"train.items": "model.items", "model": "model.encoder"}
+    derived = tuple(
+        each
+        for each in derive(log)
+        if not is_given(each.key, overrides) and not is_given(given.get(each.key, each.key), overrides)
+    )
+    return LogSettings(_with_encoder(_encoder(log, overrides), derived, overrides), derived)
+
+
+def _encoder(log: LogShape, overrides: Sequence[str]) -> str:
+    """The encoder whose recipe the settings begin with: the user's if it is one of ENCODERS, else that for the log. One
+    from outside begins with the same settings on every log."""
+    if is_given("model.encoder", overrides):
+        return ENCODERS[0]
+    given = [text.partition("=")[2].strip().strip("\"'") for text in overrides if is_given("model", [text])]
+    return given[-1] if given and given[-1] in ENCODERS else log.encoder
 
 
 def _with_encoder(name: str, derived: Sequence[Derived], overrides: Sequence[str]) -> Settings:

@@ -16,12 +16,13 @@ from functools import cached_property
 import numpy as np
 
 from segue.counts.neighbours import Neighbours, PairLimits, count_companions, count_followers, users_of_items
-from segue.data.batch import Batch
+from segue.data.batch import Batch, cut_by_budget
 from segue.data.sequences import Sequences
 
 LAGS = 3
 WINDOW = 30  # events between two items that count as close together
 NEWEST, DECAY = 10, 0.8  # items of the history that `together` reads, and the weight that each event of age takes
+AT_A_TIME = 1_000_000  # pairs whose cosines are computed together
 HORIZON = 50  # newest events of the history in which repeats are looked for
 FEATURES = (*(f"after-{lag}" for lag in range(1, LAGS + 1)), "together", "repeated", "gap", "newest")
 TOGETHER, REPEATED, GAP, LAST = range(LAGS, LAGS + 4)
@@ -65,20 +66,26 @@ class ItemCounts:
     @cached_property
     def cosines(self) -> np.ndarray:
         """The cosine of each pair of companions [N] float32."""
-        owners = np.repeat(np.arange(len(self.users)), np.diff(self.companions.offsets))
-        return cosine(self.companions.counts, self.users[owners], self.users[self.companions.items]).astype(np.float32)
+        pairs, sizes = self.companions, np.diff(self.companions.offsets)
+        values = np.empty(len(pairs.items), dtype=np.float32)
+        for group in cut_by_budget(sizes, AT_A_TIME):
+            own = slice(int(pairs.offsets[group[0]]), int(pairs.offsets[group[-1] + 1]))
+            owners = np.repeat(group, sizes[group])
+            values[own] = cosine(pairs.counts[own], self.users[owners], self.users[pairs.items[own]])
+        return values
 
     def terms(self, histories: Batch, features: frozenset[int]) -> list[Terms]:
         """The entries of these features. A candidate may have several entries of one feature, which add up."""
         ends, terms = np.cumsum(histories.lengths), []
         for lag, (pairs, values) in enumerate(zip(self.followers, self.logarithms, strict=True), start=1):
             if lag - 1 in features:
-                terms.append(_of_pairs(lag - 1, histories, ends, lag, pairs, values))
+                rows, _, entries = _entries(pairs, histories, ends, np.array([lag]))
+                terms.append(Terms(lag - 1, rows, pairs.items[entries].astype(np.int64), values[entries]))
         if TOGETHER in features:
-            for age in range(NEWEST):
-                entries = _of_pairs(TOGETHER, histories, ends, age + 1, self.companions, self.cosines)
-                values = entries.values * np.float32(DECAY**age)
-                terms.append(Terms(TOGETHER, entries.rows, entries.items, values))
+            ages = np.arange(NEWEST)
+            rows, age, entries = _entries(self.companions, histories, ends, ages + 1)
+            values = self.cosines[entries] * (DECAY**ages).astype(np.float32)[age]
+            terms.append(Terms(TOGETHER, rows, self.companions.items[entries].astype(np.int64), values))
         return [*terms, *_repeats(histories, ends, features)]
 
 
@@ -87,13 +94,14 @@ def cosine(both: np.ndarray, users: np.ndarray, others: np.ndarray) -> np.ndarra
     return np.asarray(both / np.sqrt(np.maximum(1, users) * np.maximum(1, others)))
 
 
-def _of_pairs(
-    feature: int, histories: Batch, ends: np.ndarray, lag: int, pairs: Neighbours, values: np.ndarray
-) -> Terms:
-    """The neighbours of the item at distance `lag` from the end of each history that has so many events."""
-    rows = np.flatnonzero(histories.lengths >= lag)
-    of, entries = pairs.entries(histories.items[ends[rows] - lag])
-    return Terms(feature, rows[of], pairs.items[entries].astype(np.int64), values[entries])
+def _entries(
+    pairs: Neighbours, histories: Batch, ends: np.ndarray, distances: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The entries of the items at these distances [n] from the end of each history that has so many events: the row of
+    each entry's history, the index of its distance, and the entry's index in the matrix."""
+    rows, which = np.nonzero(histories.lengths[:, None] >= distances)
+    of, entries = pairs.entries(histories.items[ends[rows] - distances[which]])
+    return rows[of], which[of], entries
 
 
 def _repeats(histories: Batch, ends: np.ndarray, features: frozenset[int]) -> list[Terms]:

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
+from segue.counts.counts import Added
 from segue.errors import FolderError
 from segue.index.search import BestItems, Only, Ragged, merged_rows
 from segue.index.settings import CHUNK
@@ -46,8 +47,10 @@ class ExactIndex:
         rows = finite(vectors[torch.from_numpy(numbers).to(vectors.device)], "An item vector")
         return ExactIndex(rows, numbers, n_items=len(vectors) - 1, chunk=chunk)
 
-    def search(self, queries: Tensor, k: int, *, exclude: Ragged | None = None, only: Only = None) -> BestItems:
-        """See `ItemIndex.search`. Memory is bounded by `MAX_SCORES`."""
+    def search(
+        self, queries: Tensor, k: int, *, exclude: Ragged | None = None, only: Only = None, added: Added | None = None
+    ) -> BestItems:
+        """See `ItemIndex.search`. Memory is bounded by `MAX_SCORES`. `added`: what is added to some scores."""
         assert k >= 1
         queries = finite(queries)
         pool = None if only is None else np.flatnonzero(is_allowed(self.numbers, only))
@@ -61,7 +64,8 @@ class ExactIndex:
             rows = slice(begin, min(begin + block, len(queries)))
             banned = None if exclude is None else Pairs.of(exclude.rows(rows), numbers)
             allowed = Pairs.of(only.rows(rows), numbers) if isinstance(only, Ragged) else None
-            columns, scores = self._best(queries[rows], pool, width, banned, allowed)
+            raised = None if added is None else Raised.of(added, rows, numbers)
+            columns, scores = self._best(queries[rows], pool, width, banned, allowed, raised)
             items = torch.from_numpy(numbers)[columns]
             results.append((items.masked_fill_(scores == -torch.inf, 0), scores))
         if len(results) == 1:
@@ -69,7 +73,13 @@ class ExactIndex:
         return torch.cat([items for items, _ in results]), torch.cat([scores for _, scores in results])
 
     def _best(
-        self, queries: Tensor, pool: np.ndarray | None, k: int, banned: Pairs | None, allowed: Pairs | None
+        self,
+        queries: Tensor,
+        pool: np.ndarray | None,
+        k: int,
+        banned: Pairs | None,
+        allowed: Pairs | None,
+        raised: Raised | None,
     ) -> tuple[Tensor, Tensor]:
         """The best k columns of the pool for each query, and their scores, chunk by chunk."""
         columns, scores = torch.empty(0), torch.empty(0)
@@ -79,6 +89,9 @@ class ExactIndex:
             some = None if pool is None else torch.from_numpy(pool[chunk])
             vectors = self._groups[chunk] if some is None else _whole_groups(self.vectors[some])
             products = (queries @ vectors.T)[:, :size]  # [b, c]
+            if raised is not None:
+                of, at, additions = raised.chunk(first, size)
+                products.numpy()[of, at] += additions
             if allowed is not None:
                 row, column = allowed.chunk(first, size)
                 forbidden = torch.ones(products.shape, dtype=torch.bool)
@@ -163,6 +176,30 @@ class Pairs:
         if inside.all():
             return torch.from_numpy(self.rows), torch.from_numpy(columns)
         return torch.from_numpy(self.rows[inside]), torch.from_numpy(columns[inside])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Raised:
+    """What is added to the score of (query, column of the pool) pairs."""
+
+    pairs: Pairs
+    values: np.ndarray  # [N] float32
+
+    @staticmethod
+    def of(added: Added, rows: slice, numbers: np.ndarray) -> Raised:
+        """The additions to these queries; items outside the pool are dropped."""
+        own = slice(*np.searchsorted(added.rows, (rows.start, rows.stop)))
+        items = added.items[own]
+        columns = items - 1 if numbers[-1] == len(numbers) else np.searchsorted(numbers, items)
+        inside = numbers[np.minimum(columns, len(numbers) - 1)] == items
+        pairs = Pairs((added.rows[own] - rows.start)[inside], columns[inside])
+        return Raised(pairs, added.values[own][inside])
+
+    def chunk(self, first: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The pairs with columns in a chunk, which count from its first, and their values."""
+        columns = self.pairs.columns - first
+        inside = (columns >= 0) & (columns < size)
+        return self.pairs.rows[inside], columns[inside], self.values[inside]
 
 
 def best_columns(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -11,13 +11,10 @@ from torch.nn import functional
 
 from segue.counts.counts import Added, Counts
 from segue.data.batch import Batch, take
-from segue.index.codes import CodeIndex
 from segue.index.exact import GROUP, ExactIndex
 from segue.index.search import ItemIndex, Ragged
 from segue.models.sequence import SequenceModel
 from segue.recommend.rules import Rules, excluded_items
-
-SPARE = 20  # items beyond the best k that are searched for: the more, the fewer raised items are scored apart
 
 
 def search_items(
@@ -68,37 +65,26 @@ def _search_counted(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The best items by the model's score plus what is added to it, as a sort of all items gives them.
 
-    The model's best items are searched so far that k of them are not pushed down. No other item can pass those, unless
-    it is raised. All items with additions are scored in one way: a product in another order would break ties.
+    The model's best items are searched so far that k of them are not pushed down: no other item can pass those, unless
+    something is added to its score. Such items are scored apart.
     """
+    if isinstance(index, ExactIndex):
+        items, scores = index.search(queries, k, exclude=exclude, only=only, added=added)
+        return items.numpy(), scores.numpy()
     pushed = np.bincount(added.rows[added.values < 0], minlength=len(queries))
-    best = index.search(queries, k + SPARE + int(pushed.max()), exclude=exclude, only=only)
-    items, scores = (part.numpy() for part in best)
-    if not items.shape[1]:
-        return items, scores
+    best = index.search(queries, k + int(pushed.max()), exclude=exclude, only=only)
+    found, values = (part.numpy() for part in best)
+    if not found.shape[1]:
+        return found, values
     row = np.arange(len(queries))[:, None]
-    at, same = added.find(row, items)
-    apart = _can_pass(index, scores, np.where(same, scores + added.values[at], scores), k, added)
-    apart[at[same]] = True
-    candidates = _allowed(added.take(apart), exclude, only)
-    scores = np.where(same, np.float32(-np.inf), scores)
+    _, same = added.find(row, found)
+    values, candidates = np.where(same, np.float32(-np.inf), values), _allowed(added, exclude, only)
     if len(candidates.rows):
         theirs = _by_row(candidates, _scores(index, queries, candidates) + candidates.values, len(queries))
-        items, scores = (np.concatenate(both, axis=1) for both in zip((items, scores), theirs, strict=True))
-    order = np.lexsort((items, -scores), axis=1)[:, : min(k, index.n_items)]  # of equals, lower first
-    items, scores = items[row, order], scores[row, order]
-    return np.where(scores > -np.inf, items, 0), scores
-
-
-def _can_pass(index: ItemIndex, scores: np.ndarray, sums: np.ndarray, k: int, added: Added) -> np.ndarray:
-    """Which additions [N] may lift an item that was not found into the best k, given the scores [B, n] of the items
-    that were, best first, and their sums. An approximate index may have missed items of any score."""
-    lowest = scores[added.rows, -1]
-    more: np.ndarray = lowest > -np.inf  # otherwise all items were found
-    if not isinstance(index, ExactIndex | CodeIndex) or sums.shape[1] < k:
-        return more
-    least = np.partition(sums, -k, axis=1)[:, -k]
-    return np.asarray(more & (lowest + added.values >= least[added.rows]))
+        found, values = (np.concatenate(both, axis=1) for both in zip((found, values), theirs, strict=True))
+    order = np.lexsort((found, -values), axis=1)[:, : min(k, index.n_items)]  # of equals, lower first
+    found, values = found[row, order], values[row, order]
+    return np.where(values > -np.inf, found, 0), values
 
 
 def _allowed(added: Added, exclude: Ragged | None, only: np.ndarray | None) -> Added:

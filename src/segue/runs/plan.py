@@ -75,7 +75,7 @@ def plan_lines(derived: Sequence[Derived], train: TrainSettings, plan: Plan) -> 
         tried = ", ".join(plan.names)
         whole += f"; encoders: {tried}; the best on validation after {FIRST_PART:.0%} of its time is kept"
     return (
-        *(["Derived from the log; --set changes any of it:", *lines] if derived else []),
+        *(["Derived from the log (change any of it by --set):", *lines] if derived else []),
         f"Estimate for this machine: {takes} ({whole}), then {plan.speed.report / 60:.1f} minutes for the report. "
         "Ctrl-C writes the best epoch so far.",
     )

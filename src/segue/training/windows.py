@@ -37,11 +37,11 @@ class Windows:
         if 0 < events < self.events:
             order = rng.permutation(len(self.starts))
             sizes = np.cumsum((self.ends - self.starts - 1)[order])
-            some = order[: int(np.searchsorted(sizes, events)) + 1]
+            some = order[: max(1, int(np.searchsorted(sizes, events, side="right")))]
             yield from epoch_batches(self.sequences, self.starts[some], self.ends[some], tokens=tokens, rng=rng)
             return
-        for _ in range(self._passes(events)):
-            yield from epoch_batches(self.sequences, self.starts, self.ends, tokens=tokens, rng=rng)
+        starts, ends = (np.tile(each, self._passes(events)) for each in (self.starts, self.ends))
+        yield from epoch_batches(self.sequences, starts, ends, tokens=tokens, rng=rng)
 
     def in_order(self, tokens: int) -> Iterator[Batch]:
         """Every window once, in order."""
