@@ -19,7 +19,7 @@ from segue.data.sequences import Sequences
 from segue.data.split import split_last
 from segue.errors import SettingsError
 from segue.evaluation.split_log import SplitLog
-from segue.kinds import kind_of
+from segue.kinds import Kind, kind_of
 from segue.models.encoders.hstu import HSTUSettings
 from segue.runs.plan import FIRST_PART, Plan, plan_lines
 from segue.training.timing import Speed
@@ -29,7 +29,7 @@ MOST_EVENTS = 50_000_000
 
 def shape_of(lengths: np.ndarray, *, users: int, items: int, targets: int) -> LogShape:
     """A log with so many targets of training. Each user's first event is none."""
-    return LogShape(users=users, items=items, events=targets + users, targets=targets, lengths=lengths)
+    return LogShape(users=users, items=items, events=targets + users, targets=targets, lengths=lengths, catalogue=items)
 
 
 @st.composite
@@ -52,8 +52,10 @@ def values_of(log: LogShape) -> dict[str, str | int | float]:
 
 def value_in(settings: Settings, key: str) -> object:
     """The value of a key; of a choice, its kind."""
-    section, _, name = key.partition(".")
-    return getattr(getattr(settings, section), name) if name else kind_of(getattr(settings, section))
+    value: object = settings
+    for name in key.split("."):
+        value = getattr(value, name)
+    return kind_of(value) if isinstance(value, Kind) else value
 
 
 def every_encoder(log: LogShape) -> dict[str, Settings]:
@@ -331,3 +333,16 @@ def test_the_plan_reports_that_the_time_cuts_the_epochs() -> None:
 def test_the_parts_of_all_encoders_are_the_whole_time(others: int) -> None:
     plan = plan_of(1.0, names=tuple(f"encoder {number}" for number in range(others + 1)))
     assert plan.share + others * FIRST_PART * plan.share == pytest.approx(1)
+
+
+# --- catalogues that take too long to score whole -------------------------------------------------------------------
+
+
+def test_the_softmax_is_over_all_items_unless_a_pass_takes_too_long() -> None:
+    """A billion scores of a pass take seconds; fifty million events and a million items take days."""
+    small = shape_of(np.full(1000, 11), users=1000, items=10_000, targets=10_000)
+    large = shape_of(np.full(1000, 51), users=1_000_000, items=1_000_000, targets=50_000_000)
+    keys = [{each.key: each.value for each in derive(log)} for log in (small, large)]
+    assert not any(key.startswith("objective.") or key == "train.cases" for key in keys[0])
+    assert keys[1]["objective.loss"] == "sampled-softmax" and keys[1]["objective.sampler"] == "uniform"
+    assert 2000 <= int(keys[1]["train.cases"]) < 1_000_000, "validation scores the whole catalogue, too"

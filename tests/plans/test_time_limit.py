@@ -24,14 +24,14 @@ from segue.counts.settings import FittedCountsSettings
 from segue.data.split import Cases
 from segue.errors import TrainingError
 from segue.evaluation.baselines import BASELINES
-from segue.evaluation.evaluator import Evaluator
+from segue.evaluation.evaluator import Evaluator, ModelScorer
 from segue.models.sequence import SequenceModel
 from segue.training import loop, timing
 from segue.training.loop import LATE, out_of_time
 from segue.training.optimiser import set_learning_rate
 from segue.training.state import TrainingRecord, TrainingState
 from segue.training.timing import timed
-from segue.training.train import TrainingSetup, reason_finished
+from segue.training.train import TrainingSetup, reason_finished, validation_cases
 
 LOG = Log.of(cycle())
 RATE = 0.8
@@ -281,3 +281,12 @@ def test_a_few_cases_are_spread_over_all(n_cases: int, most: int) -> None:
     assert few.users[0] == 0 and (most == 1 or few.users[-1] == n_cases - 1)
     if most > 1:
         assert np.diff(few.users).max(initial=1) <= np.ceil(n_cases / (len(few) - 1 or 1))
+
+
+def test_some_validation_cases_choose_the_epoch(tmp_path: Path) -> None:
+    """One epoch, by five cases: the score is that of the returned model on them."""
+    recipe = recipe_of(epochs=1, cases=5)
+    model, record = LOG.train(recipe, tmp_path)
+    five = validation_cases(LOG.split, recipe.evaluate).spread(5)
+    ranks = Evaluator.of_model(model, LOG.whole, seen="kept").ranks(ModelScorer(model), five)
+    assert len(ranks) == 5 and record.history[0]["hit@10"] == pytest.approx(float((ranks <= 10).mean()))

@@ -1,6 +1,6 @@
 """A log → the settings of the recipe `default` that depend on it, each with its reason.
 
-The rules were found on twelve logs, each judged on logs that it was not fitted to: see docs/recipes.md.
+docs/results.md has what they reach on twelve logs.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ LONG_EPOCH, SHORT_EPOCH = 1_000_000, 5_000  # training events
 PASSES = 20
 MINUTES = ((100_000, 5.0), (500_000, 15.0))
 MOST_MINUTES = 45.0
+FULL_PASSES = 5  # passes over the log for which the time must suffice, or the softmax is not over all items
+SOFTMAX_SPEED = 100e9 / (6 * 128)  # scores a second of two cores, each of a width of 128, forward and backward
+NEGATIVES = 3000
+VALIDATION = 0.2  # share of the time that validation takes at most, about
+LEAST_CASES = 2000
 ENCODERS = ("sasrec", "gru4rec", "hstu")  # tried if there is time; the last one needs times
 
 
@@ -57,6 +62,8 @@ class LogShape:
     """Training events that follow another of their user."""
     lengths: np.ndarray
     """Training events of each user [U]."""
+    catalogue: int
+    """All items, which a full softmax scores."""
 
     @staticmethod
     def of(log: SplitLog) -> LogShape:
@@ -67,6 +74,7 @@ class LogShape:
             events=int(lengths.sum()),
             targets=int(np.maximum(0, lengths - 1).sum()),
             lengths=lengths[lengths > 0],
+            catalogue=log.n_items,
         )
 
     @property
@@ -83,6 +91,11 @@ class LogShape:
     def encoder(self) -> str:
         """The encoder for the log."""
         return "gru4rec" if self.dense else "sasrec"
+
+    @property
+    def full_minutes(self) -> float:
+        """Minutes of a pass over the log with the softmax over all items, about."""
+        return self.targets * self.catalogue / SOFTMAX_SPEED / 60
 
     @property
     def minutes(self) -> float:
@@ -104,8 +117,10 @@ def settings_for(recipe: str | Path | None, overrides: Sequence[str], data: Data
     if recipe not in (None, DEFAULT_RECIPE):
         return LogSettings(make_settings(read_recipe(recipe), overrides))
     log = LogShape.of(SplitLog.of(data))
-    # Item vectors of another kind begin with no companions, and an encoder from outside is not derived.
+    # Item vectors of another kind begin with no companions, an encoder from outside is not derived, and another loss
+    # has its own sampler.
     given = {"train.items": "model.items", "model": "model.encoder"}
+    given |= dict.fromkeys(("objective.sampler", "objective.sampler.negatives"), "objective.loss")
     derived = tuple(
         each
         for each in derive(log)
@@ -164,9 +179,33 @@ def derive(log: LogShape) -> list[Derived]:
         Derived("model", log.encoder, often),
         Derived("model.length", length, f"{COVERED} % of the users have at most {covering:,.0f} training events"),
         Derived("model.dropout", 0.3 if log.dense else 0.5, often),
+        *_softmax(log),
         Derived("train.items", "companions", "vectors begin with which items share histories"),
         Derived("train.tokens", batch, f"about {max(1, epoch // batch):,} steps an epoch"),
         Derived("train.epoch_events", 0 if epoch == log.targets else epoch, f"the log has {log.targets:,} targets"),
         Derived("train.epochs", epochs, f"{passes:,.0f} passes over the log, at most"),
+        *_cases(log, min(epochs, PASSES)),
         Derived("train.minutes", log.minutes, f"at most, with the report, for {log.events:,} training events"),
     ]
+
+
+def _softmax(log: LogShape) -> list[Derived]:
+    """The loss and its negatives, if the softmax over all items takes too long."""
+    if FULL_PASSES * log.full_minutes <= log.minutes:
+        return []
+    reason = f"over all {log.catalogue:,} items a pass takes about {log.full_minutes:,.0f} minutes"
+    return [
+        Derived("objective.loss", "sampled-softmax", reason),
+        Derived("objective.sampler", "uniform", "of the negatives"),
+        Derived("objective.sampler.negatives", NEGATIVES, "shared by a batch"),
+    ]
+
+
+def _cases(log: LogShape, validations: int) -> list[Derived]:
+    """The validation cases, if all of them take too long; a user has one, about."""
+    speed = 3 * SOFTMAX_SPEED  # forward only
+    affordable = int(VALIDATION * 60 * log.minutes * speed / (validations * max(1, log.catalogue)))
+    cases = max(LEAST_CASES, affordable)
+    if cases >= log.users:
+        return []
+    return [Derived("train.cases", cases, f"of {log.users:,}: validation takes {VALIDATION:.0%} of the time at most")]

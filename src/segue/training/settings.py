@@ -18,6 +18,8 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     patience: Count = 8
     """Epochs without a better validation NDCG@10 (or recall@10, see `evaluate.days`) after which training stops; the
     best epoch is kept."""
+    cases: CountOrZero = 0
+    """Validation cases that choose the epoch, spread evenly over the log; 0 is all. Counts are fitted on all."""
     epoch_events: CountOrZero = 0
     """Events that an epoch reads, about; 0: every event once. With fewer than the log has, an epoch is a random part of
     its windows, so that a long log is validated often enough; with more, it is several passes."""

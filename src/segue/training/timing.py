@@ -45,6 +45,7 @@ def timed(setup: TrainingSetup, log: SplitLog, pairs: ItemCounts | None, *, seen
     cases = log.split.cases("valid", setup.evaluate.target)
     some, evaluator = cases.spread(CASES), Evaluator.of_model(model, log, seen=seen)
     scale = len(cases) / max(1, len(some))
+    most = min(setup.train.cases or len(cases), len(cases)) / max(1, len(some))
     validated = _seconds(partial(validation(setup, log, seen, most=CASES), model))
     report = validated * scale
     for fit in BASELINES.values():
@@ -55,7 +56,7 @@ def timed(setup: TrainingSetup, log: SplitLog, pairs: ItemCounts | None, *, seen
     if pairs is not None:
         fitted = _seconds(partial(fit_counts, ModelScorer(model), pairs, cases, evaluator, most=CASES))
         report += fitted * min(len(cases), MOST_CASES) / max(1, len(some))
-    return Speed(training, validated * (1.0 if setup.evaluate.days else scale), report)
+    return Speed(training, validated * (1.0 if setup.evaluate.days else max(1.0, most)), report)
 
 
 def _training(setup: TrainingSetup, log: SplitLog) -> tuple[float, SequenceModel]:

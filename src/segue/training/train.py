@@ -95,7 +95,8 @@ def validation(setup: TrainingSetup, log: SplitLog, seen: SeenRule, *, most: int
 
         return by_window
     cases = validation_cases(log.split, settings)
-    cases = cases if most is None else cases.spread(most)
+    limits = [limit for limit in (most, setup.train.cases) if limit]
+    cases = cases.spread(min(limits)) if limits else cases
 
     def by_next_event(model: SequenceModel) -> dict[str, float]:
         ranks = evaluator(model).ranks(ModelScorer(model), cases)
