@@ -22,7 +22,7 @@ from segue.kinds import KIND, kind_of
 
 LENGTHS = (20, 50, 100, 200)
 COVERED = 95  # percent of the users whose whole training history a window holds, if it may be so long
-DENSE = 100  # training events an item from which on a log is dense
+DENSE = 200  # training events an item from which on a log is dense
 MOST_BATCH, LEAST_BATCH, STEPS_OF_EPOCH = 2000, 128, 100
 LONG_EPOCH, SHORT_EPOCH = 1_000_000, 5_000  # training events
 PASSES = 20
