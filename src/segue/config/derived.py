@@ -25,6 +25,7 @@ COVERED = 95  # percent of the users whose whole training history a window holds
 DENSE = 200  # training events an item from which on a log is dense
 MOST_BATCH, LEAST_BATCH, STEPS_OF_EPOCH = 2000, 128, 100
 LONG_EPOCH, SHORT_EPOCH = 1_000_000, 5_000  # training events
+COMPANIONS = 50  # training events an item up to which vectors that begin with companions are better than random ones
 PASSES = 20
 MINUTES = ((100_000, 5.0), (500_000, 15.0))
 MOST_MINUTES = 45.0
@@ -180,7 +181,7 @@ def derive(log: LogShape) -> list[Derived]:
         Derived("model.length", length, f"{COVERED} % of the users have at most {covering:,.0f} training events"),
         Derived("model.dropout", 0.3 if log.dense else 0.5, often),
         *_softmax(log),
-        Derived("train.items", "companions", "vectors begin with which items share histories"),
+        Derived("train.items", "companions" if log.per_item < COMPANIONS else "random", often),
         Derived("train.tokens", batch, f"about {max(1, epoch // batch):,} steps an epoch"),
         Derived("train.epoch_events", 0 if epoch == log.targets else epoch, f"the log has {log.targets:,} targets"),
         Derived("train.epochs", epochs, f"{passes:,.0f} passes over the log, at most"),
