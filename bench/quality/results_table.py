@@ -110,7 +110,8 @@ class Training:
         needs new measurements.
         """
         settings = make_settings(read_recipe(self.row.recipe), self.overrides)
-        changed = {key: value for key, value in _changed("", settings) if not key.startswith("about.")}
+        left_out = ("about.",) if settings.counts.limits else ("about.", "counts.")  # rows are older than counts
+        changed = {key: value for key, value in _changed("", settings) if not key.startswith(left_out)}
         content = {"settings": changed, "shuffle_ties": self.row.shuffle_ties, "codes": self.row.codes}
         return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()[:12]
 

@@ -96,10 +96,17 @@ def train(
 
 
 def can_finish(out: Path | str) -> bool:
-    """Whether an interrupted training has a finished epoch, so that `finish` can write its run."""
+    """Whether an interrupted training has an epoch that no run has, so that `finish` can write a run. One whose model
+    was trained on every event is never replaced."""
+    from segue.folders import MANIFEST, read_manifest
     from segue.runs.plan import finished_epochs
 
-    return finished_epochs(Path(out)) > 0
+    run = Path(out)
+    finished = finished_epochs(run)
+    if not (run / MANIFEST).exists():
+        return finished > 0
+    before = read_manifest(run, "run")
+    return not before["all"] and finished > before["training"]["epochs"]
 
 
 def finish(

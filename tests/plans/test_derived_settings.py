@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from segue.config import derived as module
-from segue.config.derived import Derived, LogSettings, LogShape, candidates, derive, is_given, settings_for
+from segue.config.derived import (
+    REPLACED_BY,
+    Derived,
+    LogSettings,
+    LogShape,
+    candidates,
+    derive,
+    is_given,
+    settings_for,
+)
 from segue.config.recipes import DEFAULT_RECIPE, read_recipe, recipe_names
 from segue.config.settings import Settings, make_settings
 from segue.data.dataset import Data
@@ -25,11 +34,15 @@ from segue.runs.plan import FIRST_PART, Plan, plan_lines
 from segue.training.timing import Speed
 
 MOST_EVENTS = 50_000_000
+OF_MEMBERS = ("model.width", "model.members")
+"""Derived for `sasrec` alone, which may be an ensemble."""
 
 
 def shape_of(lengths: np.ndarray, *, users: int, items: int, targets: int) -> LogShape:
     """A log with so many targets of training. Each user's first event is none."""
-    return LogShape(users=users, items=items, events=targets + users, targets=targets, lengths=lengths, catalogue=items)
+    return LogShape(
+        users=users, items=items, events=targets + users, targets=targets, lengths=lengths, catalogue=items, cases=users
+    )
 
 
 @st.composite
@@ -86,7 +99,8 @@ def test_every_encoder_that_is_tried_has_the_derived_values(log: LogShape) -> No
     for name, settings in list(tried.items())[1:]:  # the first one is the recipe as it is
         assert kind_of(settings.model) == name
         for each in derive(log):
-            assert each.key == "model" or value_in(settings, each.key) == each.value, (name, each.key)
+            if each.key not in ("model", *OF_MEMBERS):
+                assert value_in(settings, each.key) == each.value, (name, each.key)
 
 
 @given(shapes())
@@ -193,7 +207,8 @@ def test_an_override_wins_over_the_derived_value(text: str, data: Data) -> None:
     for key, value in other_values(data).items():
         chosen = settings_for(None, [text.format(key=key, value=value)], data)
         assert value_in(chosen.settings, key) == value
-        assert [each.key for each in chosen.derived] == [each.key for each in untouched.derived if each.key != key]
+        left = [each.key for each in untouched.derived if key not in (each.key, *REPLACED_BY.get(each.key, ()))]
+        assert [each.key for each in chosen.derived] == left
         for each in chosen.derived:
             assert value_in(chosen.settings, each.key) == each.value == value_in(untouched.settings, each.key)
 
@@ -205,14 +220,14 @@ def test_an_encoder_of_the_user_wins(text: str, dense: bool, data: Data, monkeyp
     monkeypatch.setattr(module, "DENSE", 1 if dense else 10**9)
     chosen = settings_for(None, [text], data)
     assert kind_of(chosen.settings.model) == text.partition("=")[2]
-    assert {each.key for each in chosen.derived} == other_values(data).keys()
+    assert {each.key for each in chosen.derived} == other_values(data).keys() - set(OF_MEMBERS)
     for each in chosen.derived:
         assert value_in(chosen.settings, each.key) == each.value
     assert list(candidates(chosen, [text], timed=True)) == [kind_of(chosen.settings.model)]
 
 
 def test_several_overrides_win_together(data: Data) -> None:
-    values = other_values(data)
+    values = {key: value for key, value in other_values(data).items() if key not in OF_MEMBERS}
     texts = ["model=gru4rec", *(f"{key}={value}" for key, value in values.items())]
     for order in (texts, texts[::-1]):
         chosen = settings_for(None, order, data)
@@ -223,9 +238,9 @@ def test_several_overrides_win_together(data: Data) -> None:
 
 def test_overrides_of_other_keys_leave_the_derived_ones(data: Data) -> None:
     untouched = settings_for(None, [], data)
-    chosen = settings_for(None, ["train.learning_rate=0.5", "model.width=32", "evaluate.seen=keep"], data)
+    chosen = settings_for(None, ["train.learning_rate=0.5", "model.depth=3", "evaluate.seen=keep"], data)
     assert chosen.derived == untouched.derived
-    assert chosen.settings.train.learning_rate == 0.5 and chosen.settings.model.width == 32
+    assert chosen.settings.train.learning_rate == 0.5 and chosen.settings.model.depth == 3
 
 
 def test_the_default_derives_by_any_name(data: Data) -> None:
@@ -343,6 +358,21 @@ def test_the_softmax_is_over_all_items_unless_a_pass_takes_too_long() -> None:
     small = shape_of(np.full(1000, 11), users=1000, items=10_000, targets=10_000)
     large = shape_of(np.full(1000, 51), users=1_000_000, items=1_000_000, targets=50_000_000)
     keys = [{each.key: each.value for each in derive(log)} for log in (small, large)]
-    assert not any(key.startswith("objective.") or key == "train.cases" for key in keys[0])
+    assert not any(key.startswith("objective.") or key == "evaluate.cases" for key in keys[0])
     assert keys[1]["objective.loss"] == "sampled-softmax" and keys[1]["objective.sampler"] == "uniform"
-    assert 2000 <= int(keys[1]["train.cases"]) < 1_000_000, "validation scores the whole catalogue, too"
+    assert 2000 <= int(keys[1]["evaluate.cases"]) < 1_000_000, "validation scores the whole catalogue, too"
+
+
+def test_an_ensemble_is_derived_only_where_each_member_can_be_trained(data: Data) -> None:
+    """Its softmax is over all items, and its items have a vector each."""
+    members = {each.key: each.value for each in settings_for(None, [], data).derived}
+    assert (members["model.width"], members["model.members"]) == (256, 2)
+    for text in (
+        "model.width=64",
+        "model.items=codes",
+        "model.similarity=cosine",
+        "model=esasrec",
+    ):
+        chosen = settings_for(None, [text], data)
+        assert not {each.key for each in chosen.derived} & {"model.members"}, text
+        assert getattr(chosen.settings.model, "members", 1) == 1

@@ -19,7 +19,7 @@ CHANGEABLE = (
     "train.device",
 )
 """Keys that may differ when training resumes."""
-MEASURED = ("evaluate.days", "evaluate.seen", "evaluate.target")
+MEASURED = ("evaluate.cases", "evaluate.days", "evaluate.seen", "evaluate.target")
 """Keys by which the best epoch is chosen: all epochs must be measured alike."""
 
 

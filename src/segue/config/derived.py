@@ -21,7 +21,7 @@ from segue.evaluation.split_log import SplitLog
 from segue.kinds import KIND, kind_of
 
 LENGTHS = (20, 50, 100, 200)
-COVERED = 95  # percent of the users whose whole training history a window holds, if it may be so long
+COVERED = 95  # percent of the users whose whole training history a window holds, up to the longest of LENGTHS
 DENSE = 200  # training events an item from which on a log is dense
 MOST_BATCH, LEAST_BATCH, STEPS_OF_EPOCH = 2000, 128, 100
 LONG_EPOCH, SHORT_EPOCH = 1_000_000, 5_000  # training events
@@ -29,12 +29,28 @@ COMPANIONS = 50  # training events an item up to which vectors that begin with c
 PASSES = 20
 MINUTES = ((100_000, 5.0), (500_000, 15.0))
 MOST_MINUTES = 45.0
-FULL_PASSES = 5  # passes over the log for which the time must suffice, or the softmax is not over all items
+FULL_PASSES = 5  # the softmax is over all items only if the time suffices for so many passes over the log
 SOFTMAX_SPEED = 100e9 / (6 * 128)  # scores a second of two cores, each of a width of 128, forward and backward
 NEGATIVES = 3000
+MEMBERS, MEMBER_WIDTH = 2, 128
 VALIDATION = 0.2  # share of the time that validation takes at most, about
 LEAST_CASES = 2000
 ENCODERS = ("sasrec", "gru4rec", "hstu")  # tried if there is time; the last one needs times
+
+
+MEMBERS_NEED = (
+    *("model", "model.encoder", "model.items", "model.inputs", "model.output", "model.similarity"),
+    "objective.loss",
+)
+REPLACED_BY = {
+    "model": ("model.encoder",),
+    "model.width": MEMBERS_NEED,
+    "model.members": ("model.width", *MEMBERS_NEED),
+    "objective.sampler": ("objective.loss",),
+    "objective.sampler.negatives": ("objective.loss",),
+    "train.items": ("model.items",),
+}
+"""Keys that are not derived if the user sets one of others."""
 
 
 class Derived(msgspec.Struct, frozen=True):
@@ -65,6 +81,8 @@ class LogShape:
     """Training events of each user [U]."""
     catalogue: int
     """All items, which a full softmax scores."""
+    cases: int
+    """Events of the validation part."""
 
     @staticmethod
     def of(log: SplitLog) -> LogShape:
@@ -76,6 +94,7 @@ class LogShape:
             targets=int(np.maximum(0, lengths - 1).sum()),
             lengths=lengths[lengths > 0],
             catalogue=log.n_items,
+            cases=int((np.asarray(log.split.valid_end) - np.asarray(log.split.train_end)).sum()),
         )
 
     @property
@@ -118,14 +137,10 @@ def settings_for(recipe: str | Path | None, overrides: Sequence[str], data: Data
     if recipe not in (None, DEFAULT_RECIPE):
         return LogSettings(make_settings(read_recipe(recipe), overrides))
     log = LogShape.of(SplitLog.of(data))
-    # Item vectors of another kind begin with no companions, an encoder from outside is not derived, and another loss
-    # has its own sampler.
-    given = {"train.items": "model.items", "model": "model.encoder"}
-    given |= dict.fromkeys(("objective.sampler", "objective.sampler.negatives"), "objective.loss")
     derived = tuple(
         each
-        for each in derive(log)
-        if not is_given(each.key, overrides) and not is_given(given.get(each.key, each.key), overrides)
+        for each in derive(log, minutes=_given_minutes(overrides))
+        if not any(is_given(key, overrides) for key in (each.key, *REPLACED_BY.get(each.key, ())))
     )
     return LogSettings(_with_encoder(_encoder(log, overrides), derived, overrides), derived)
 
@@ -140,13 +155,23 @@ def _encoder(log: LogShape, overrides: Sequence[str]) -> str:
 
 
 def _with_encoder(name: str, derived: Sequence[Derived], overrides: Sequence[str]) -> Settings:
-    """The recipe `default` with the encoder and the objective of another recipe. The encoder of HSTU is not told the
-    time of the target, which no other encoder knows."""
+    """The recipe `default` with the encoder and the objective of another recipe. HSTU does not read the
+    time of the target, which no other encoder reads."""
     tables = read_recipe(DEFAULT_RECIPE)
     if name != tables["model"]["kind"]:
         tables |= {part: read_recipe(name)[part] for part in ("model", "objective")}
-    untold = ["model.target_time=false"] if name == "hstu" else []
-    return make_settings(tables, [*(each.override for each in derived if each.key != "model"), *untold, *overrides])
+    own = ["model.target_time=false"] if name == "hstu" else []
+    left_out = ("model",) if name == ENCODERS[0] else ("model", "model.members", "model.width")
+    return make_settings(tables, [*(each.override for each in derived if each.key not in left_out), *own, *overrides])
+
+
+def _given_minutes(overrides: Sequence[str]) -> float | None:
+    """The user's train.minutes, if any; what is no number is refused later."""
+    values = [text.partition("=")[2] for text in overrides if is_given("train.minutes", [text])]
+    try:
+        return float(values[-1]) or None if values else None
+    except ValueError:
+        return None
 
 
 def is_given(key: str, overrides: Sequence[str]) -> bool:
@@ -167,10 +192,12 @@ def candidates(chosen: LogSettings, overrides: Sequence[str], *, timed: bool) ->
     return own
 
 
-def derive(log: LogShape) -> list[Derived]:
-    """The settings for a log, the reason of each in a few words."""
+def derive(log: LogShape, *, minutes: float | None = None) -> list[Derived]:
+    """The settings for a log, the reason of each in a few words. `minutes`: the user's limit; None is that for the
+    log."""
+    minutes = minutes or log.minutes
     covering = float(np.percentile(log.lengths, COVERED)) if len(log.lengths) else 1.0
-    length = next((length for length in LENGTHS if covering < length), LENGTHS[-1])
+    length = next((length for length in LENGTHS if covering <= length), LENGTHS[-1])
     batch = int(min(MOST_BATCH, max(LEAST_BATCH, log.targets / STEPS_OF_EPOCH)))
     epoch = min(LONG_EPOCH, max(SHORT_EPOCH, log.targets))
     epochs = max(1, round(PASSES * max(log.targets, SHORT_EPOCH) / epoch))
@@ -178,21 +205,32 @@ def derive(log: LogShape) -> list[Derived]:
     passes = epochs * epoch / max(1, log.targets)
     return [
         Derived("model", log.encoder, often),
+        *_members(log, minutes),
         Derived("model.length", length, f"{COVERED} % of the users have at most {covering:,.0f} training events"),
         Derived("model.dropout", 0.3 if log.dense else 0.5, often),
-        *_softmax(log),
+        *_softmax(log, minutes),
         Derived("train.items", "companions" if log.per_item < COMPANIONS else "random", often),
         Derived("train.tokens", batch, f"about {max(1, epoch // batch):,} steps an epoch"),
         Derived("train.epoch_events", 0 if epoch == log.targets else epoch, f"the log has {log.targets:,} targets"),
         Derived("train.epochs", epochs, f"{passes:,.0f} passes over the log, at most"),
-        *_cases(log, min(epochs, PASSES)),
+        *_cases(log, minutes, min(epochs, PASSES)),
         Derived("train.minutes", log.minutes, f"at most, with the report, for {log.events:,} training events"),
     ]
 
 
-def _softmax(log: LogShape) -> list[Derived]:
+def _members(log: LogShape, minutes: float) -> list[Derived]:
+    """An ensemble of two encoders, where there is time for the softmax over all items, which trains each."""
+    if log.encoder != ENCODERS[0] or _softmax(log, minutes):
+        return []
+    return [
+        Derived("model.width", MEMBERS * MEMBER_WIDTH, f"for {MEMBERS} encoders of {MEMBER_WIDTH}"),
+        Derived("model.members", MEMBERS, "their scores are added, like those of an ensemble"),
+    ]
+
+
+def _softmax(log: LogShape, minutes: float) -> list[Derived]:
     """The loss and its negatives, if the softmax over all items takes too long."""
-    if FULL_PASSES * log.full_minutes <= log.minutes:
+    if FULL_PASSES * log.full_minutes <= minutes:
         return []
     reason = f"over all {log.catalogue:,} items a pass takes about {log.full_minutes:,.0f} minutes"
     return [
@@ -202,11 +240,15 @@ def _softmax(log: LogShape) -> list[Derived]:
     ]
 
 
-def _cases(log: LogShape, validations: int) -> list[Derived]:
-    """The validation cases, if all of them take too long; a user has one, about."""
+def _cases(log: LogShape, minutes: float, validations: int) -> list[Derived]:
+    """The validation cases, if all of them take too long."""
     speed = 3 * SOFTMAX_SPEED  # forward only
-    affordable = int(VALIDATION * 60 * log.minutes * speed / (validations * max(1, log.catalogue)))
+    affordable = int(VALIDATION * 60 * minutes * speed / (validations * max(1, log.catalogue)))
     cases = max(LEAST_CASES, affordable)
-    if cases >= log.users:
+    if cases >= log.cases:
         return []
-    return [Derived("train.cases", cases, f"of {log.users:,}: validation takes {VALIDATION:.0%} of the time at most")]
+    return [
+        Derived(
+            "evaluate.cases", cases, f"of {log.cases:,}, so that validation takes about {VALIDATION:.0%} of the time"
+        )
+    ]

@@ -16,6 +16,7 @@ from segue.kinds import KIND, Table, decode, kind_of, near, override, to_toml
 from segue.models.encoders import ModelSettings
 from segue.models.encoders.esasrec import ESASRecSettings
 from segue.models.encoders.narm import NARMSettings, ReinforceChoiceSettings
+from segue.models.encoders.sasrec import SASRecSettings
 from segue.models.items.coded import CodeSettings
 from segue.models.items.tables import IdSettings
 from segue.models.similarity.dot import CosineSettings
@@ -64,6 +65,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
                 f"{kind_of(self.model.items)!r} does not have: choose train.items = 'random', or model.items = 'ids'."
             )
         model, loss = self.model, self.objective.loss
+        if isinstance(model, SASRecSettings) and model.members > 1 and not isinstance(loss, SoftmaxSettings):
+            raise SettingsError(
+                f"model.members = {model.members} needs objective.loss = 'softmax', got {kind_of(loss)!r}: choose it, "
+                "or model.members = 1."
+            )
         mixture = isinstance(model.similarity, MoLSettings)
         if mixture and isinstance(loss, SoftmaxSettings | SCESettings):
             raise SettingsError(

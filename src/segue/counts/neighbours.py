@@ -209,6 +209,6 @@ def _best_pairs(
     before, after = np.divmod(tally.pairs[kept], width)
     counts = (tally.users if by_user else tally.times)[kept]
     best = np.lexsort((after, -counts, before))
-    place = np.arange(len(best)) - np.searchsorted(before, before)  # `before` is sorted, and stays so under `best`
-    best = np.sort(best[place < limits.most])
+    position = np.arange(len(best)) - np.searchsorted(before, before)  # `before` is sorted, and stays so under `best`
+    best = np.sort(best[position < limits.most])
     return before[best], after[best], counts[best]

@@ -28,6 +28,8 @@ class EvaluateSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     targets are repeats."""
     target: Target = "each"
     """Which of a user's held-out events are targets. It matters if a split in time leaves several."""
+    cases: CountOrZero = 0
+    """Validation cases that choose the epoch, spread evenly over the log; 0 is all. The test part is always whole."""
     at: Annotated[tuple[Count, ...], Meta(min_length=1)] = (1, 5, 10, 50)
     """The depths of the list at which metrics are taken."""
     bootstrap: CountOrZero = 1000

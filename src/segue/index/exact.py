@@ -64,8 +64,8 @@ class ExactIndex:
             rows = slice(begin, min(begin + block, len(queries)))
             banned = None if exclude is None else Pairs.of(exclude.rows(rows), numbers)
             allowed = Pairs.of(only.rows(rows), numbers) if isinstance(only, Ragged) else None
-            raised = None if added is None else Raised.of(added, rows, numbers)
-            columns, scores = self._best(queries[rows], pool, width, banned, allowed, raised)
+            additions = None if added is None else Additions.of(added, rows, numbers)
+            columns, scores = self._best(queries[rows], pool, width, banned, allowed, additions)
             items = torch.from_numpy(numbers)[columns]
             results.append((items.masked_fill_(scores == -torch.inf, 0), scores))
         if len(results) == 1:
@@ -79,7 +79,7 @@ class ExactIndex:
         k: int,
         banned: Pairs | None,
         allowed: Pairs | None,
-        raised: Raised | None,
+        additions: Additions | None,
     ) -> tuple[Tensor, Tensor]:
         """The best k columns of the pool for each query, and their scores, chunk by chunk."""
         columns, scores = torch.empty(0), torch.empty(0)
@@ -89,9 +89,9 @@ class ExactIndex:
             some = None if pool is None else torch.from_numpy(pool[chunk])
             vectors = self._groups[chunk] if some is None else _whole_groups(self.vectors[some])
             products = (queries @ vectors.T)[:, :size]  # [b, c]
-            if raised is not None:
-                of, at, additions = raised.chunk(first, size)
-                products.numpy()[of, at] += additions
+            if additions is not None:
+                of, at, added = additions.chunk(first, size)
+                products.numpy()[of, at] += added
             if allowed is not None:
                 row, column = allowed.chunk(first, size)
                 forbidden = torch.ones(products.shape, dtype=torch.bool)
@@ -179,21 +179,21 @@ class Pairs:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Raised:
+class Additions:
     """What is added to the score of (query, column of the pool) pairs."""
 
     pairs: Pairs
     values: np.ndarray  # [N] float32
 
     @staticmethod
-    def of(added: Added, rows: slice, numbers: np.ndarray) -> Raised:
+    def of(added: Added, rows: slice, numbers: np.ndarray) -> Additions:
         """The additions to these queries; items outside the pool are dropped."""
         own = slice(*np.searchsorted(added.rows, (rows.start, rows.stop)))
         items = added.items[own]
         columns = items - 1 if numbers[-1] == len(numbers) else np.searchsorted(numbers, items)
         inside = numbers[np.minimum(columns, len(numbers) - 1)] == items
         pairs = Pairs((added.rows[own] - rows.start)[inside], columns[inside])
-        return Raised(pairs, added.values[own][inside])
+        return Additions(pairs, added.values[own][inside])
 
     def chunk(self, first: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The pairs with columns in a chunk, which count from its first, and their values."""

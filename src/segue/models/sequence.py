@@ -54,6 +54,8 @@ class SequenceModel(nn.Module):
 
     kinds: tuple[str, ...] = ()
     """Names of the kinds of events in the log that the model was built for, by number."""
+    members = 1
+    """Encoders side by side, each with its share of the features and a loss of its own."""
     has_decoder = False
     """Whether a decoder computes the queries, so that a batch may hold events that continue its histories."""
 

@@ -10,7 +10,7 @@ import msgspec
 
 from segue import folders
 from segue.config.changes import refuse_another_model
-from segue.config.derived import LogSettings, LogShape, candidates, is_given, settings_for
+from segue.config.derived import Derived, LogSettings, LogShape, candidates, derive, is_given, settings_for
 from segue.config.recipes import DEFAULT_RECIPE, read_recipe
 from segue.config.settings import Settings, make_settings
 from segue.data.dataset import Data
@@ -43,7 +43,9 @@ def begin(request: TrainingRequest, run: Path, data: Data, launchers: frozenset[
     if origin is None:
         chosen = settings_for(request.recipe, overrides, data)
     else:
-        chosen = LogSettings(make_settings(_origin_tables(origin, request, data), overrides))
+        derived = _derived_again(origin, data, overrides) if request.recipe is None else ()
+        tables = _origin_tables(origin, request)
+        chosen = LogSettings(make_settings(tables, [*(each.override for each in derived), *overrides]), derived)
     settings = chosen.settings
     refuse_other_builder(settings.model, request.encoder, whose="The recipe" if origin is None else str(origin.folder))
     PositiveEvents(settings.objective.positive, data.kinds).refuse_without_values(data.sequences.values)
@@ -103,14 +105,18 @@ def _folder(run: Recommender) -> Path:
     return run.folder
 
 
-def _origin_tables(origin: Recommender, request: TrainingRequest, data: Data) -> dict[str, Any]:
-    """The settings of the run that training continues from; sections of a recipe replace its own. A limit of time that
-    was derived from the log of that run is derived from the new one."""
+def _origin_tables(origin: Recommender, request: TrainingRequest) -> dict[str, Any]:
+    """The settings of the run that training continues from; sections of a recipe replace its own."""
     refuse_added(origin.manifest, origin.folder, "continued", "continue")
-    tables = {**settings_tables(origin), **(read_recipe(request.recipe) if request.recipe else {})}
-    if any(each["key"] == "train.minutes" for each in origin.manifest.get("derived", ())) and not request.recipe:
-        tables["train"]["minutes"] = LogShape.of(SplitLog.of(data)).minutes
-    return tables
+    return {**settings_tables(origin), **(read_recipe(request.recipe) if request.recipe else {})}
+
+
+def _derived_again(origin: Recommender, data: Data, overrides: Sequence[str]) -> tuple[Derived, ...]:
+    """A limit of time that was derived from the log of a run, derived from the log that continues it."""
+    key = "train.minutes"
+    if is_given(key, overrides) or all(each["key"] != key for each in origin.manifest.get("derived", ())):
+        return ()
+    return tuple(each for each in derive(LogShape.of(SplitLog.of(data))) if each.key == key)
 
 
 def _write_initial_weights(origin: Recommender, data: Data, partial: PartialRun) -> None:

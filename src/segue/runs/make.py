@@ -29,16 +29,16 @@ from segue.process_group import ProcessGroup
 from segue.recommend.recommender import Recommender
 from segue.runs.begin import begin
 from segue.runs.measure import measure
-from segue.runs.partial import RECORD, PartialRun, read_record
-from segue.runs.plan import UNTIMED, make_plan, plan_lines, settle
+from segue.runs.partial import RECORD, PartialRun, read_record, write_record
+from segue.runs.plan import LEAST, UNTIMED, make_plan, plan_lines, settle
 from segue.runs.request import TrainingRequest
 from segue.runs.resume import resume
 from segue.runs.write import TrainedModel, write_run
 from segue.training.counts import FittedWeights, fit_counts
 from segue.training.distributed.processes import join_group, launcher_names
 from segue.training.item_codes import CODES
-from segue.training.loop import TrainingProgress, out_of_time
-from segue.training.train import STATE_ALL, TrainingSetup, choose_epoch, train_for
+from segue.training.loop import TrainingProgress
+from segue.training.train import STATE_ALL, TrainingSetup, choose_epoch, threads, train_for
 from segue.training.warm_start import WARM_START, WARM_START_ALL
 
 VISIBLE_WITHIN = 30.0  # seconds in which a file written by one machine is visible to the others
@@ -170,26 +170,40 @@ def _planned(
     began: float | None,
 ) -> tuple[PartialRun, TrainingSetup]:
     """Show the plan, choose the encoder if there are several candidates, and limit the training to its time."""
-    record, plan, seconds = partial.record, None, setup.train.seconds
-    if began is not None and setup.group.size == 1 and (seconds or record.derived):
-        plan = make_plan(partial, setup, log, pairs, seen=seen, began=began)
-        seconds = plan.seconds
-        if setup.progress is not None:
-            lines = plan_lines(record.derived, setup.train, plan)
-            setup.progress(TrainingProgress(0, setup.train.epochs, 0, 0, 0.0, plan=lines))
-    elif seconds is not None:
-        seconds *= UNTIMED
-    share = partial.record.share if plan is None or not plan.names else plan.share
-    partial = settle(partial, _limited(setup, seconds, share), log, plan, seen=seen)
+    record, group = partial.record, setup.group
+    if group.size > 1 or began is None:
+        seconds = setup.train.seconds
+        if group.size == 1:
+            partial = settle(partial, setup, log, None, seen=seen)
+        elif record.candidates:  # several processes try no others
+            partial = replace(partial, record=msgspec.structs.replace(record, candidates={}))
+            group.on_first(lambda: write_record(partial.folder, partial.settings, partial.record))
+        return partial, _limited(_of(partial, setup), None if seconds is None else UNTIMED * _part(partial, seconds))
+    if not (setup.train.seconds or record.derived):
+        return partial, setup
+    plan = make_plan(partial, setup, log, pairs, seen=seen, began=began)
+    if setup.progress is not None:
+        lines = plan_lines(record.derived, setup.train, plan, all_events=record.all_events)
+        setup.progress(TrainingProgress(0, setup.train.epochs, 0, 0, 0.0, plan=lines))
+    seconds = None if plan.seconds is None else _part(partial, plan.seconds)
+    partial = settle(partial, _limited(setup, seconds and seconds * plan.share), log, plan, seen=seen)
+    return partial, _limited(_of(partial, setup), seconds and max(LEAST * seconds, seconds - partial.record.spent))
+
+
+def _part(partial: PartialRun, seconds: float) -> float:
+    """The seconds of the training that chooses the epoch: with --all, a second one takes as long."""
+    return seconds / 2 if partial.record.all_events else seconds
+
+
+def _of(partial: PartialRun, setup: TrainingSetup) -> TrainingSetup:
+    """The setup with the settings of RUN.partial."""
     settings = partial.settings
-    chosen = replace(setup, model=settings.model, objective=settings.objective, train=settings.train)
-    return partial, _limited(chosen, seconds, share)
+    return replace(setup, model=settings.model, objective=settings.objective, train=settings.train)
 
 
-def _limited(setup: TrainingSetup, seconds: float | None, share: float) -> TrainingSetup:
-    """The setup with this share of the seconds for the training."""
-    minutes = 0.0 if seconds is None else seconds * share / 60
-    return replace(setup, train=msgspec.structs.replace(setup.train, minutes=minutes))
+def _limited(setup: TrainingSetup, seconds: float | None) -> TrainingSetup:
+    """The setup with this time for the training."""
+    return replace(setup, train=msgspec.structs.replace(setup.train, minutes=(seconds or 0.0) / 60))
 
 
 def _fitted(
@@ -197,7 +211,8 @@ def _fitted(
 ) -> FittedWeights:
     """The weights of the counts, fitted on validation."""
     cases = log.split.cases("valid", settings.evaluate.target)
-    return fit_counts(ModelScorer(model), pairs, cases, Evaluator.of_model(model, log, seen=seen))
+    with threads(settings.train.threads):
+        return fit_counts(ModelScorer(model), pairs, cases, Evaluator.of_model(model, log, seen=seen))
 
 
 def _trained_on_all(trained: TrainedModel, setup: TrainingSetup, data: Data, start: Path | None) -> TrainedModel:
@@ -208,7 +223,7 @@ def _trained_on_all(trained: TrainedModel, setup: TrainingSetup, data: Data, sta
         codes = group.on_first(lambda: partial.all_codes(data, trained.counts, setup.progress))
         facts = replace(facts, codes=codes)
     # Where time ended the first training, its step size fell to 0 at its last epoch.
-    planned = chosen.epoch if out_of_time(chosen) else setup.train.epochs
+    planned = chosen.epoch if chosen.cut else setup.train.epochs
     model, counts = train_for(
         replace(setup, facts=facts, train=msgspec.structs.replace(setup.train, epochs=planned, minutes=0.0)),
         data.sequences,

@@ -42,8 +42,8 @@ class PartialRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The settings that were derived from the log."""
     candidates: dict[str, Table] = {}
     """The settings that are tried first, by the name of the encoder; empty: there is nothing to choose."""
-    share: float = 1.0
-    """The share of the time that the chosen encoder has; the others had the rest."""
+    spent: float = 0.0
+    """Seconds that the encoders took which were not chosen."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -28,7 +28,7 @@ from segue.training.train import STATE, TrainingSetup, choose_epoch
 CANDIDATES = "candidates"  # a folder in RUN.partial
 FIRST_PART = 0.35  # share of its time that each candidate is trained for before the best is chosen
 LEAST = 0.25  # share of train.minutes that is left for training, however long the report takes
-UNTIMED = 0.8  # the same share if several processes train, whose speed is not measured
+UNTIMED = 0.8  # share of train.minutes for training by several processes, whose speed is not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +54,15 @@ def make_plan(
     speed, limit = timed(setup, log, pairs, seen=seen), setup.train.seconds
     if limit is None:
         return Plan((), speed, None)
-    if partial.record.all_events:
-        limit /= 2  # the second training takes as long as the first
     seconds = max(LEAST * limit, limit - (time.perf_counter() - began) - speed.report - speed.validation)
     begun = (partial.folder / CANDIDATES).exists()
     enough = begun or 2 * speed.epoch * setup.train.epochs < seconds
     return Plan(tuple(partial.record.candidates) if enough else (), speed, seconds)
 
 
-def plan_lines(derived: Sequence[Derived], train: TrainSettings, plan: Plan) -> tuple[str, ...]:
+def plan_lines(
+    derived: Sequence[Derived], train: TrainSettings, plan: Plan, *, all_events: bool = False
+) -> tuple[str, ...]:
     """The plan for a terminal."""
     rows = [[each.key, str(each.value), each.reason] for each in derived]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(2)]
@@ -71,6 +71,7 @@ def plan_lines(derived: Sequence[Derived], train: TrainSettings, plan: Plan) -> 
     cut = plan.seconds is not None and seconds > plan.seconds
     takes = f"{min(seconds, plan.seconds or seconds) / 60:.1f} minutes of training"
     whole = f"{train.epochs} epochs of {epoch:.1f} s" + (", cut by train.minutes" if cut else "")
+    whole += ", and as long on every event" if all_events else ""
     if plan.names:
         tried = ", ".join(plan.names)
         whole += f"; encoders: {tried}; the best on validation after {FIRST_PART:.0%} of its time is kept"
@@ -92,13 +93,17 @@ def settle(
     for name in () if plan is None else plan.names:
         settings = make_settings(record.candidates[name])
         own = replace(setup, model=settings.model, objective=settings.objective)
-        with suppress(TrainingError):  # another encoder is kept
+        try:
             _train_first_part(own, log, seen=seen, folder=folder / name, name=name)
+        except TrainingError:  # another encoder is kept
+            (folder / name / STATE).unlink(missing_ok=True)
     states = {name: path for name in record.candidates if (path := folder / name / STATE).exists()}
-    settings, derived = partial.settings, record.derived
+    settings, derived, spent = partial.settings, record.derived, 0.0
     if states:
-        scores = {name: read_training_record(path).best_score for name, path in states.items()}
+        records = {name: read_training_record(path) for name, path in states.items()}
+        scores = {name: each.best_score for name, each in records.items()}
         best = max(scores, key=lambda name: scores[name])
+        spent = sum(each.elapsed for name, each in records.items() if name != best)
         settings = make_settings(record.candidates[best])
         shutil.copyfile(states[best], partial.folder / STATE)
         figures = ", ".join(f"{name} {score:.4f}" for name, score in scores.items())
@@ -106,12 +111,8 @@ def settle(
         derived = (chosen, *(each for each in derived if each.key != "model"))
         if setup.progress is not None:
             setup.progress(TrainingProgress(0, 0, 0, 0, 0.0, plan=(f"{best} is kept, {chosen.reason}.",)))
-    share = 1.0 if plan is None else plan.share
-    write_record(
-        partial.folder,
-        settings,
-        settled := msgspec.structs.replace(record, candidates={}, derived=derived, share=share),
-    )
+    settled = msgspec.structs.replace(record, candidates={}, derived=derived, spent=spent)
+    write_record(partial.folder, settings, settled)
     shutil.rmtree(folder, ignore_errors=True)
     return replace(partial, settings=settings, record=settled)
 

@@ -9,7 +9,7 @@ import msgspec
 
 from segue import folders
 from segue.config.changes import refuse_changes
-from segue.config.derived import settings_for
+from segue.config.derived import is_given, settings_for
 from segue.config.settings import make_settings
 from segue.data.dataset import Data
 from segue.errors import FolderError, SettingsError
@@ -49,7 +49,13 @@ def resume(request: TrainingRequest, run: Path, data: Data, launchers: frozenset
         name: msgspec.to_builtins(make_settings(tables, overrides)) for name, tables in before.candidates.items()
     }
     all_events = request.all_events or before.all_events
-    record = msgspec.structs.replace(before, all_events=all_events, launchers=launchers, candidates=candidates)
+    record = msgspec.structs.replace(
+        before,
+        all_events=all_events,
+        launchers=launchers,
+        derived=tuple(each for each in before.derived if not is_given(each.key, overrides)),
+        candidates=candidates,
+    )
     replaces = run.exists()
     if source == folder:
         write_record(folder, settings, record)

@@ -2,8 +2,8 @@
 
 A case is reduced to the candidates that can be among its best: the model's own best ones and those that counts reach.
 The weights are those of a conditional logit: the likelihood of the targets among their candidates, where the model's
-scores have a factor that is fitted too. It is convex, so it has one maximum. A search for the best ndcg@10 itself, one
-weight at a time, scored higher on validation and lower on test.
+scores have a factor that is fitted too. The loss is convex, so it has one minimum. A search for the best ndcg@10
+itself, one weight at a time, scored higher on validation and lower on test.
 
 Whether the counts are kept is decided by cross-fitting: the users are halved, and each half is scored with weights that
 were fitted on the other. The counts are kept if ndcg rises there by more than its standard error.

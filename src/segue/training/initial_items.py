@@ -13,23 +13,26 @@ NOISE = 0.3  # share of the random vectors that is added, so that items of the s
 
 
 @torch.no_grad()
-def begin_with_companions(table: Tensor, sequences: Sequences, ends: np.ndarray, n_items: int, *, seed: int) -> Tensor:
+def begin_with_companions(
+    table: Tensor, sequences: Sequences, ends: np.ndarray, n_items: int, *, members: int, seed: int
+) -> Tensor:
     """Replace the random rows 1 .. V of a table [V + 1 or more, D] by the principal directions of each user's events
     before `ends` [U], and return it.
 
     Their inner products approximate the cosines of items: users who have both, over the root of the product of each
     item's users. A random rotation spreads the directions over all features, and the mean length stays that of the
-    random vectors.
+    random vectors. Each of several `members` has them in its share of the features.
     """
     rng = np.random.default_rng(seed)
     occurrences = Occurrences.of(np.asarray(sequences.items), np.asarray(sequences.offsets)[:-1], ends, n_items)
-    width, users = table.shape[1], occurrences.counts()
+    width, users = table.shape[1] // members, occurrences.counts()
     directions, sizes = occurrences.directions(width, rng, weights=users.clamp(min=1).rsqrt())
-    vectors = directions * sizes
-    rotation = torch.linalg.qr(torch.randn(width, width, generator=torch_generator(rng)))[0]
-    vectors = (vectors @ rotation[: vectors.shape[1]])[1 : n_items + 1]
-    own, some = table[1 : n_items + 1], vectors.norm(dim=1) > 0
+    vectors = (directions * sizes)[1 : n_items + 1]
+    some = vectors.norm(dim=1) > 0
     if some.any():
-        scale = own.norm(dim=1).mean() / vectors[some].norm(dim=1).mean()
-        own.mul_(NOISE).add_(vectors * scale)
+        vectors /= vectors[some].norm(dim=1).mean()
+        for own in table[1 : n_items + 1].chunk(members, dim=1):
+            rotation = torch.linalg.qr(torch.randn(width, width, generator=torch_generator(rng)))[0]
+            length = own.norm(dim=1).mean()
+            own.mul_(NOISE).add_(vectors @ rotation * length)
     return table

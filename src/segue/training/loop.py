@@ -31,7 +31,7 @@ from segue.training.windows import Windows
 Validate = Callable[[SequenceModel], dict[str, float]]
 """A model → its validation scores; the first score chooses the epoch."""
 SCORE = "ndcg@10"
-LATE = 0.02  # share of the training by which the clock must be ahead of the epochs to count instead of them
+LATE = 0.02  # lead of the clock over the epochs, as a share of the training, from which it sets the step size
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,10 @@ def fit(
         before = validate(model)
         record.history.append({"epoch": 0, **before})
         record.best_score = next(iter(before.values()))
-    record.limit = settings.seconds
+    record.limit, record.cut = settings.seconds, False
     while record.epoch < epochs and not (validate and exhausted(record, settings.patience)):
         if record.epoch and group.on_first(lambda: out_of_time(record)):
+            record.cut = True
             break
         began, elapsed = time.perf_counter(), record.elapsed
         set_generator(model, _dropout_generator(state, settings, group))
@@ -109,12 +110,12 @@ def fit(
         record.elapsed = elapsed + time.perf_counter() - began
         if state_file is not None:
             group.on_first(partial(state.save, state_file))
+        if stopped is not None:
+            raise stopped
         if progress:
             seconds, loss = record.seconds[-1], float(record.history[-1]["loss"])
             total = windows.epoch_events(settings.epoch_events)
             progress(_progress(record, epochs, total, total, seconds, loss, scores))
-        if stopped is not None:
-            raise stopped
     with torch.no_grad():
         torch._foreach_copy_(list(model.parameters()), state.best)
     model.eval()
@@ -164,6 +165,7 @@ def _epoch(
         for batch in windows.batches(settings.tokens, state.rng, events=settings.epoch_events):
             clock = 0.0 if record.limit is None else group.on_first(partial(_share_of_time, record, began))
             if clock >= 1 and targets:
+                record.cut = True
                 break
             passed = (record.epoch + done / events) / settings.epochs
             # A training that time does not cut does not depend on the clock.
@@ -250,6 +252,9 @@ def _progress(
 ) -> TrainingProgress:
     """The progress within the next epoch or, with validation's `scores`, at the end of the last one of the record."""
     inside, speed = scores is None, done / max(seconds, 1e-9)
+    left = ((epochs - record.epoch) * total - (done if inside else 0)) / speed
+    if record.limit is not None:
+        left = min(left, record.limit - record.elapsed - (seconds if inside else 0.0))
     return TrainingProgress(
         epoch=record.epoch + inside,
         epochs=epochs,
@@ -257,7 +262,7 @@ def _progress(
         total=total,
         loss=loss,
         tokens_per_second=speed,
-        seconds_left=((epochs - record.epoch) * total - (done if inside else 0)) / speed,
+        seconds_left=max(0.0, left),
         scores=scores,
         best_epoch=record.best_epoch,
     )

@@ -18,15 +18,14 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     patience: Count = 8
     """Epochs without a better validation NDCG@10 (or recall@10, see `evaluate.days`) after which training stops; the
     best epoch is kept."""
-    cases: CountOrZero = 0
-    """Validation cases that choose the epoch, spread evenly over the log; 0 is all. Counts are fitted on all."""
     epoch_events: CountOrZero = 0
     """Events that an epoch reads, about; 0: every event once. With fewer than the log has, an epoch is a random part of
     its windows, so that a long log is validated often enough; with more, it is several passes."""
     minutes: NonNegative = 0.0
     """If above 0, the minutes for training and for the report after it: training ends in time, even if epochs remain,
-    and the step size falls to 0 by then if `decay` is set. Only a training that they cut depends on the speed of the
-    machine. The recipe `default` tries several encoders if it is given more than twice the time that one needs."""
+    and the step size falls to 0 by then if `decay` is set. A training that keeps ahead of its time does not depend on
+    the speed of the machine. The recipe `default` tries several encoders if it is given more than twice the time that
+    one needs."""
     items: Literal["random", "companions"] = "random"
     """Item vectors before training: random, or `companions`, which are near each other if they are in the same
     histories. Training then begins with what counts know, and needs fewer epochs. Only for a vector for each id."""

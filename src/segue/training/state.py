@@ -40,6 +40,8 @@ class TrainingRecord(msgspec.Struct, kw_only=True):
     """Seconds of training and validation so far."""
     limit: float | None = None
     """The seconds that they may take, of those in `train.minutes`; None is no limit."""
+    cut: bool = False
+    """Whether the limit ended training."""
     interrupted: bool = False
     """Whether Ctrl-C ended the first epoch early. A run can be written of it; resumed training begins anew."""
     numpy_state: str = ""

@@ -45,9 +45,9 @@ def timed(setup: TrainingSetup, log: SplitLog, pairs: ItemCounts | None, *, seen
     cases = log.split.cases("valid", setup.evaluate.target)
     some, evaluator = cases.spread(CASES), Evaluator.of_model(model, log, seen=seen)
     scale = len(cases) / max(1, len(some))
-    most = min(setup.train.cases or len(cases), len(cases)) / max(1, len(some))
+    most = min(setup.evaluate.cases or len(cases), len(cases)) / max(1, len(some))
     validated = _seconds(partial(validation(setup, log, seen, most=CASES), model))
-    report = validated * scale
+    report = _seconds(partial(evaluator.measure, ModelScorer(model), some, setup.evaluate.at)) * scale
     for fit in BASELINES.values():
         began = time.perf_counter()
         baseline = fit(log)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from segue.data.sequences import Sequences
 from segue.data.split import Cases, Split
@@ -95,7 +96,7 @@ def validation(setup: TrainingSetup, log: SplitLog, seen: SeenRule, *, most: int
 
         return by_window
     cases = validation_cases(log.split, settings)
-    limits = [limit for limit in (most, setup.train.cases) if limit]
+    limits = [limit for limit in (most, settings.cases) if limit]
     cases = cases.spread(min(limits)) if limits else cases
 
     def by_next_event(model: SequenceModel) -> dict[str, float]:
@@ -103,6 +104,16 @@ def validation(setup: TrainingSetup, log: SplitLog, seen: SeenRule, *, most: int
         return {SCORE: float(metrics.ndcg(ranks, 10).mean()), "hit@10": float(metrics.hit(ranks, 10).mean())}
 
     return by_next_event
+
+
+def _companions(
+    table: Tensor, model: SequenceModel, sequences: Sequences, ends: np.ndarray, train: TrainSettings
+) -> Tensor:
+    """A table [V + 1, D] that begins with companions."""
+    with threads(train.threads):
+        return begin_with_companions(
+            table, sequences, ends, model.items.n_items, members=model.members, seed=train.seed
+        )
 
 
 def validation_cases(split: Split, settings: EvaluateSettings) -> Cases:
@@ -152,9 +163,8 @@ def _fit(
     if warm_start is not None:
         fill_model(model, warm_start)
     elif setup.train.items == "companions":
-        table, seed = model.items.learned[0], setup.train.seed
-        start = partial(begin_with_companions, table.data, sequences, ends, len(counts) - 1, seed=seed)
-        table.data = setup.group.on_first(start)
+        for table in model.items.learned:
+            table.data = setup.group.on_first(partial(_companions, table.data, model, sequences, ends, setup.train))
     model = model.to(device_of(setup.train, setup.group))
     # With content, categories or codes, items share weights: a negative would push away all items that share them.
     shared = setup.model.items.shared

@@ -65,10 +65,11 @@ def test_the_graph_of_every_builder(builder: str, tmp_path: Path) -> None:
     [
         ("sasrec", {"positions": "oldest"}),  # windows that move in steps
         ("sasrec", {"inputs": "rated", "similarity": "cosine"}),
+        ("sasrec", {"members": 2}),
         ("esasrec", {"items__tied": False, "output": "layer-norm", "heads": 1}),
         ("hstu", {"target_time": True, "inputs": "combined"}),
     ],
-    ids=["steps", "rated", "untied", "told"],
+    ids=["steps", "rated", "members", "untied", "told"],
 )
 def test_the_graph_of_other_settings(builder: str, changed: dict[str, Any], tmp_path: Path) -> None:
     assert_the_graph_is_the_model(model_of(builder, length=LENGTH, **changed), tmp_path)

@@ -29,7 +29,12 @@ class SoftmaxSettings(LossSettings, frozen=True, tag="softmax"):
             return zero_loss(states)
         if not isinstance(items, CodeTable) or inputs.parts.n_candidates < LEAST_CODED:
             vectors, columns = _candidates(inputs)
-            return inputs.shared(full_softmax(states, vectors, columns, inputs.weights))
+            members = inputs.model.members
+            shares = zip(states.chunk(members, dim=1), vectors.chunk(members, dim=1), strict=True)
+            losses = [
+                full_softmax(queries.contiguous(), own.contiguous(), columns, inputs.weights) for queries, own in shares
+            ]
+            return inputs.shared(torch.stack(losses).mean() if members > 1 else losses[0])
         numbers, similarity = inputs.parts.candidates, inputs.model.similarity
         candidates = torch.arange(1, items.n_items + 1) if numbers is None else numbers
         candidates = candidates.to(states.device)
