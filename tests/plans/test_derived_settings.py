@@ -376,3 +376,10 @@ def test_an_ensemble_is_derived_only_where_each_member_can_be_trained(data: Data
         chosen = settings_for(None, [text], data)
         assert not {each.key for each in chosen.derived} & {"model.members"}, text
         assert getattr(chosen.settings.model, "members", 1) == 1
+
+
+def test_there_is_one_encoder_if_the_time_is_short() -> None:
+    """A pass takes about nine seconds of each encoder: ten passes of two fit into fifteen minutes and not into two."""
+    log = shape_of(np.full(1000, 96), users=4000, items=3200, targets=380_000)
+    assert "model.members" in {each.key for each in derive(log)}
+    assert "model.members" not in {each.key for each in derive(log, minutes=2)}

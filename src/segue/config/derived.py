@@ -33,6 +33,7 @@ FULL_PASSES = 5  # the softmax is over all items only if the time suffices for s
 SOFTMAX_SPEED = 100e9 / (6 * 128)  # scores a second of two cores, each of a width of 128, forward and backward
 NEGATIVES = 3000
 MEMBERS, MEMBER_WIDTH = 2, 128
+MEMBER_PASSES = 10  # there are several encoders only if the time suffices for so many passes of each
 VALIDATION = 0.2  # share of the time that validation takes at most, about
 LEAST_CASES = 2000
 ENCODERS = ("sasrec", "gru4rec", "hstu")  # tried if there is time; the last one needs times
@@ -219,8 +220,8 @@ def derive(log: LogShape, *, minutes: float | None = None) -> list[Derived]:
 
 
 def _members(log: LogShape, minutes: float) -> list[Derived]:
-    """An ensemble of two encoders, where there is time for the softmax over all items, which trains each."""
-    if log.encoder != ENCODERS[0] or _softmax(log, minutes):
+    """An ensemble of two encoders, each with a softmax over all items, where there is time for both."""
+    if log.encoder != ENCODERS[0] or MEMBERS * MEMBER_PASSES * log.full_minutes > minutes:
         return []
     return [
         Derived("model.width", MEMBERS * MEMBER_WIDTH, f"for {MEMBERS} encoders of {MEMBER_WIDTH}"),
